@@ -1,0 +1,67 @@
+"""Privacy-first federated learning for consortia.
+
+The names below are the recipe layer: what an integrator needs for a first run, and all that is promised. They load on
+first use (PEP 562), so that importing `privfed.server` on a server does not load torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from privfed.aggregation.rules import FedAvg as FedAvg
+    from privfed.aggregation.rules import MultiKrum as MultiKrum
+    from privfed.agreement import OpeningPolicy as OpeningPolicy
+    from privfed.client import Client as Client
+    from privfed.consortium import Consortium as Consortium
+    from privfed.consortium import Plaintext as Plaintext
+    from privfed.data.partition import dirichlet_partition as dirichlet_partition
+    from privfed.data.samples import Samples as Samples
+    from privfed.dp.ledger import Ledger as Ledger
+    from privfed.dp.mechanism import Budget as Budget
+    from privfed.dp.statement import PrivacyStatement as PrivacyStatement
+    from privfed.engines.local import simulate as simulate
+    from privfed.errors import PrivFedError as PrivFedError
+    from privfed.he.params import CkksParams as CkksParams
+    from privfed.he.secret import SharedKey as SharedKey
+    from privfed.history import History as History
+    from privfed.training.loss import BinaryCrossEntropy as BinaryCrossEntropy
+    from privfed.training.mechanism import DpSgd as DpSgd
+    from privfed.training.mechanism import NonPrivate as NonPrivate
+    from privfed.training.model import mlp as mlp
+    from privfed.training.objective import FedProx as FedProx
+
+_HOMES = {
+    "FedAvg": "privfed.aggregation.rules",
+    "MultiKrum": "privfed.aggregation.rules",
+    "OpeningPolicy": "privfed.agreement",
+    "Client": "privfed.client",
+    "Consortium": "privfed.consortium",
+    "Plaintext": "privfed.consortium",
+    "dirichlet_partition": "privfed.data.partition",
+    "Samples": "privfed.data.samples",
+    "Ledger": "privfed.dp.ledger",
+    "Budget": "privfed.dp.mechanism",
+    "PrivacyStatement": "privfed.dp.statement",
+    "simulate": "privfed.engines.local",
+    "PrivFedError": "privfed.errors",
+    "CkksParams": "privfed.he.params",
+    "SharedKey": "privfed.he.secret",
+    "History": "privfed.history",
+    "BinaryCrossEntropy": "privfed.training.loss",
+    "DpSgd": "privfed.training.mechanism",
+    "NonPrivate": "privfed.training.mechanism",
+    "mlp": "privfed.training.model",
+    "FedProx": "privfed.training.objective",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'privfed' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,218 @@
+"""What all parties of a session agreed on before it began. All of it is public, and every message is bound to all of it."""
+
+import hashlib
+import json
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+from privfed.aggregation.rules import FedAvg, Rule, WeightRule
+from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
+from privfed.he.params import CkksParams
+from privfed.identity import PublicIdentity, Roster
+from privfed.update import Layout, effective_clients
+
+SESSION_BYTES = 16
+_PARAMS_FIELDS = ("poly_modulus_degree", "modulus", "weight_sum", "guard_bits", "amplitude", "bound")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpeningPolicy:
+    """When an aggregate may be opened: enough clients are in it, and no client is most of it. Public.
+
+    Args:
+        min_clients: Fewest clients with a positive coefficient. At least 2: an aggregate of one client is its update.
+        max_share: Largest share of one client in the sum of the coefficients, above 0 and below 1.
+
+    Raises:
+        ValueError: If a value is out of its range.
+
+    Example:
+        >>> OpeningPolicy(min_clients=3, max_share=0.75).check({"a": 5, "b": 3, "c": 2})
+    """
+
+    min_clients: int = 3
+    max_share: float = 0.75
+
+    def __post_init__(self) -> None:
+        if self.min_clients < 2 or not 0 < self.max_share < 1:
+            raise ValueError(f"expected min_clients from 2 and max_share between 0 and 1, got {self.min_clients!r} and {self.max_share!r}")
+
+    def check(self, coefficients: Mapping[str, int]) -> None:
+        """Refuses coefficients under which an opening would show too much of one client.
+
+        Args:
+            coefficients: Non-negative integer coefficient of each participant, by name.
+
+        Raises:
+            OpeningRefusedError: If too few clients have a positive coefficient, or one has too large a share.
+        """
+        positive = [coefficient for coefficient in coefficients.values() if coefficient > 0]
+        if len(positive) < self.min_clients:
+            raise OpeningRefusedError(
+                f"{len(positive)} clients have a positive coefficient and the policy demands {self.min_clients}; nothing was opened"
+            )
+        if max(positive) / sum(positive) > self.max_share:
+            raise OpeningRefusedError(
+                f"one client would be more than {self.max_share:.0%} of the aggregate "
+                f"({effective_clients(positive):.2f} effective clients); nothing was opened"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What a session is about: who, what, how weighted, under which policy. Public; every party holds the same one.
+
+    Args:
+        session: 16 bytes that no other session has.
+        roster: The pinned parties.
+        params: Encryption parameters.
+        layout: Names and shapes of the model's tensors.
+        weights: Weight of every client of the roster, by name. Agreed numbers, not counts of private records.
+        rule: How coefficients follow from the weights.
+        policy: When an aggregate may be opened.
+
+    Raises:
+        ValueError: If the session is not 16 bytes, a client has no weight, or the rule cannot express the weights.
+        UnsupportedInThisModeError: If the rule needs inner products, which these parameters cannot compute on ciphertexts.
+        OpeningRefusedError: If the policy would refuse even a round of all clients.
+    """
+
+    session: bytes
+    roster: Roster
+    params: CkksParams
+    layout: Layout
+    weights: Mapping[str, float]
+    rule: Rule
+    policy: OpeningPolicy = field(default_factory=OpeningPolicy)
+
+    def __post_init__(self) -> None:
+        if len(self.session) != SESSION_BYTES:
+            raise ValueError(f"expected a session of {SESSION_BYTES} bytes, got {len(self.session)}")
+        if set(self.weights) != set(self.roster.names):
+            missing, extra = sorted(set(self.roster.names) - set(self.weights)), sorted(set(self.weights) - set(self.roster.names))
+            raise ValueError(f"expected a weight for every client of the roster; missing {missing}, not in the roster {extra}")
+        object.__setattr__(self, "weights", MappingProxyType({name: self.weights[name] for name in self.roster.names}))
+        self.coefficients(self.roster.names)
+
+    def coefficients(self, participants: Collection[str]) -> dict[str, int]:
+        """The integer coefficients that a round of these participants must have, in roster order.
+
+        The server, every participant and every opener compute them here, each for itself.
+
+        Raises:
+            OpeningRefusedError: If the policy does not allow an opening of these participants, or one is not in the roster.
+        """
+        strangers = sorted(set(participants) - set(self.weights))
+        if strangers or not participants:
+            raise OpeningRefusedError(f"expected participants of the roster, got none or strangers {strangers}; nothing was opened")
+        coefficients = self._weight_rule.coefficients(
+            {name: weight for name, weight in self.weights.items() if name in participants}, total=self.params.weight_sum
+        )
+        self.policy.check(coefficients)
+        return coefficients
+
+    @property
+    def _weight_rule(self) -> WeightRule:
+        if self.rule.needs_gram is True:
+            raise UnsupportedInThisModeError(
+                f"{self.rule.name} needs inner products of updates, and these parameters cannot multiply ciphertexts; "
+                "no session was made; take FedAvg, or use the rule in the clear"
+            )
+        return self.rule
+
+    @cached_property
+    def parts(self) -> Mapping[str, bytes]:
+        """SHA-256 of each part, 32 bytes, by name in the order of the wire header: what differs can be named."""
+        weights = b"".join(struct.pack(">d", float(weight)) for weight in self.weights.values())
+        policy = struct.pack(">Qd", self.policy.min_clients, self.policy.max_share)
+        return MappingProxyType(
+            {
+                "roster": self.roster.digest,
+                "params": self.params.digest,
+                "layout": self.layout.digest,
+                "weights": hashlib.sha256(b"privfed weights v1" + weights).digest(),
+                "rule": hashlib.sha256(b"privfed rule v1" + self.rule.name.encode()).digest(),
+                "policy": hashlib.sha256(b"privfed policy v1" + policy).digest(),
+            }
+        )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over the session and all parts, 32 bytes."""
+        return hashlib.sha256(b"privfed agreement v1" + self.session + b"".join(self.parts.values())).digest()
+
+
+# Rules that a written agreement may name. Those that look at inner products are not among them: see `Agreement`.
+_WRITTEN_RULES: tuple[WeightRule, ...] = (FedAvg(),)
+
+
+def encode_agreement(agreement: Agreement) -> str:
+    """The agreement as JSON, for another process or machine. Public."""
+    params, policy, roster = agreement.params, agreement.policy, agreement.roster
+    parties = [{"name": party.name, "public_key": party.public_key.hex()} for party in (roster.server, *roster.clients)]
+    return json.dumps(
+        {
+            "session": agreement.session.hex(),
+            "parties": parties,
+            "params": {field: getattr(params, field) for field in _PARAMS_FIELDS},
+            "layout": {"names": agreement.layout.names, "shapes": agreement.layout.shapes},
+            "weights": dict(agreement.weights),
+            "rule": agreement.rule.name,
+            "policy": {"min_clients": policy.min_clients, "max_share": policy.max_share},
+        }
+    )
+
+
+def decode_agreement(text: str) -> Agreement:
+    """Reads what `encode_agreement` wrote. The result is checked like any agreement.
+
+    Raises:
+        ValueError: If it is not such JSON, or names a rule that is not known here.
+    """
+    try:
+        fields = json.loads(text)
+        parties = [PublicIdentity(name=party["name"], public_key=bytes.fromhex(party["public_key"])) for party in fields["parties"]]
+        return Agreement(
+            session=bytes.fromhex(fields["session"]),
+            roster=Roster(server=parties[0], clients=tuple(parties[1:])),
+            params=CkksParams(**fields["params"]),
+            layout=Layout(
+                names=tuple(fields["layout"]["names"]), shapes=tuple(tuple(shape) for shape in fields["layout"]["shapes"])
+            ),
+            weights=fields["weights"],
+            rule=next(rule for rule in _WRITTEN_RULES if rule.name == fields["rule"]),
+            policy=OpeningPolicy(**fields["policy"]),
+        )
+    except (KeyError, IndexError, TypeError, AttributeError, StopIteration) as error:
+        raise ValueError("expected an agreement as encode_agreement writes it, got something else") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundContext:
+    """One attempt at one round of a session. Public.
+
+    Args:
+        agreement: What the session agreed on.
+        round: Number of the round, from 0 to 2^32 - 1.
+        attempt: Number of the attempt, from 0 to 2^32 - 1. A new attempt has new keys.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    agreement: Agreement
+    round: int
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        for number in (self.round, self.attempt):
+            if not 0 <= number < 2**32:
+                raise ValueError(f"expected round and attempt from 0 to 2^32 - 1, got {number!r}")
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over the agreement, the round and the attempt, 32 bytes."""
+        return hashlib.sha256(b"privfed round v1" + self.agreement.digest + struct.pack(">II", self.round, self.attempt)).digest()

@@ -1,0 +1,56 @@
+"""A participant's word before an opening: it checks the announced digest against what it knows itself, then signs it."""
+
+from privfed.agreement import RoundContext
+from privfed.digest import RoundDigest
+from privfed.errors import OpeningRefusedError
+from privfed.identity import Identity
+from privfed.journal import Journal
+from privfed.wire import decode_digest, encode_approval
+
+
+def check_digest(context: RoundContext, digest: RoundDigest) -> None:
+    """Refuses a digest that is not what the agreement makes of its participants.
+
+    Args:
+        context: Agreement, round and attempt.
+        digest: A decoded digest: its participants are pinned.
+
+    Raises:
+        OpeningRefusedError: If the rule or a coefficient is not the agreed one, or the policy does not allow the opening.
+    """
+    if digest.rule != context.agreement.rule.name:
+        raise OpeningRefusedError(f"the digest names another rule than {context.agreement.rule.name}; nothing was approved or opened")
+    if digest.by_name != context.agreement.coefficients(digest.participants):
+        raise OpeningRefusedError("the digest's coefficients do not follow from the agreed weights; nothing was approved or opened")
+
+
+def approve(context: RoundContext, identity: Identity, data: bytes, *, key_id: bytes, upload_hash: bytes, journal: Journal) -> bytes:
+    """Checks the server's digest and signs it, once per round.
+
+    The approval is in the journal before it is signed. The same digest again gets the same bytes.
+
+    Args:
+        context: Agreement, round and attempt.
+        identity: The participant that approves.
+        data: The server's digest message.
+        key_id: Of the round key that the participant derived.
+        upload_hash: `digest.hash_message` of the upload that the participant sent.
+        journal: The participant's own.
+
+    Returns:
+        An approval message.
+
+    Raises:
+        OpeningRefusedError: If the participant is not in the digest, its upload is not the one that it sent, the coefficients or
+            the rule are not the agreed ones, or the policy does not allow the opening.
+        AlreadyOpenedError: If the round is promised to another digest, of this attempt or another one.
+        PrivFedError: As `wire.decode_digest`.
+    """
+    digest = decode_digest(data, context, key_id)
+    if identity.name not in digest.participants:
+        raise OpeningRefusedError(f"{identity.name!r} is not in the digest; nothing was approved")
+    if digest.upload_hashes[digest.participants.index(identity.name)] != upload_hash:
+        raise OpeningRefusedError(f"the digest names another upload of {identity.name!r} than the one that it sent; nothing was approved")
+    check_digest(context, digest)
+    journal.approve(context, digest.digest(context))
+    return encode_approval(context, identity, digest)

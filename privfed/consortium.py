@@ -1,0 +1,77 @@
+"""The consortium as an integrator describes it, whatever engine runs it."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING
+
+from privfed.agreement import OpeningPolicy
+from privfed.aggregation.rules import FedAvg, Rule
+from privfed.client import Client
+from privfed.errors import UnsupportedInThisModeError
+from privfed.he.params import CkksParams
+from privfed.training.loss import PerSampleLoss, binary_cross_entropy
+from privfed.training.objective import Correction
+
+if TYPE_CHECKING:
+    from privfed.he.secret import SharedKey
+
+
+@dataclass(frozen=True, slots=True)
+class Plaintext:
+    """In place of keys: no encryption at all, for comparison runs in one process.
+
+    Updates are the same integers on the same grid, so an encrypted run of the same updates gives the same aggregates, bit for
+    bit. Whoever sums them sees every update; the report says so.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class Consortium:
+    """Who trains together, and how.
+
+    Args:
+        clients: The data owners.
+        keys: `SharedKey`, or `Plaintext` for comparison runs in one process.
+        rule: How aggregates are combined.
+        policy: When an aggregate may be opened.
+        params: Encryption parameters; they fix the public bound on a coordinate of an update and the grid.
+        loss: Loss per record.
+        correction: Data-independent correction of every client's gradients, for example `FedProx`.
+
+    Raises:
+        ValueError: If there is no client, or two have the same name.
+        UnsupportedInThisModeError: If the rule needs inner products of updates and the updates are encrypted.
+    """
+
+    clients: Sequence[Client]
+    _: KW_ONLY
+    keys: "SharedKey | Plaintext"
+    rule: Rule = field(default_factory=FedAvg)
+    policy: OpeningPolicy = field(default_factory=OpeningPolicy)
+    params: CkksParams = field(default_factory=CkksParams.standard)
+    loss: PerSampleLoss = binary_cross_entropy
+    correction: Correction | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", tuple(self.clients))
+        names = [client.name for client in self.clients]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"expected at least one client, each with its own name, got {names}")
+        if self.rule.needs_gram and self.encrypted:
+            raise UnsupportedInThisModeError(
+                f"{self.rule.name} needs inner products of updates, which SharedKey rounds cannot compute; nothing was started; "
+                "take FedAvg, or Plaintext for a comparison run"
+            )
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether updates leave a client encrypted."""
+        return not isinstance(self.keys, Plaintext)
+
+    @property
+    def mode(self) -> str:
+        """Name of the trust mode, for reports."""
+        return type(self.keys).__name__
+
+    def __repr__(self) -> str:
+        return f"Consortium(clients={len(self.clients)}, mode={self.mode}, rule={self.rule.name})"

@@ -1,0 +1,133 @@
+"""How groups of records are dealt to clients and moved between them; `partition` says what is promised."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privfed.data.samples import Samples
+from privfed.errors import UnsupportedDataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Suit:
+    """The groups that are dealt by one class, shuffled. Prefix sums start with 0."""
+
+    cards: NDArray[np.int64]  # numbers of the groups
+    weights: NDArray[np.int64]  # prefix sum of the records of the class
+    sizes: NDArray[np.int64]  # prefix sum of all records
+    positives: NDArray[np.int64]  # prefix sum of the records of classes other than 0
+
+    def cut(self, shares: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Where the groups, laid end to end, are cut: client k gets the cards from cut k to cut k + 1.
+
+        A group that a cut meets goes to the side that its middle is on, so a cut moves by half a group at most, and a count,
+        which lies between two cuts, by one group at most. Single records are cut between records, by largest remainder.
+        """
+        total = int(self.weights[-1])
+        counts = largest_remainder(shares, total) if total == len(self.cards) else shares * total
+        middles = (self.weights[:-1] + self.weights[1:]) / 2
+        return np.array([0, *np.searchsorted(middles, np.cumsum(counts)[:-1]), len(self.cards)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Deck:
+    """The groups of a table as shuffled cards. A deal is the array of cuts of each suit."""
+
+    clients: int
+    group_of: NDArray[np.int64]  # of each record
+    classes: NDArray[np.int64]  # of each record; all 0 where classes do not matter
+    sizes: NDArray[np.int64]  # of each group
+    positives: NDArray[np.int64]  # of each group
+    suits: tuple[Suit, ...]
+
+    @classmethod
+    def shuffled(cls, samples: Samples, *, clients: int, rng: np.random.Generator, by_class: bool = True) -> Self:
+        if clients < 1:
+            raise ValueError(f"expected clients >= 1, got {clients}")
+        records = len(samples)
+        group_of = np.arange(records) if samples.groups is None else np.unique(samples.groups, return_inverse=True)[1]
+        groups = int(group_of.max()) + 1
+        if groups < clients:
+            raise UnsupportedDataError(
+                f"the data have fewer groups of records than clients={clients}; nothing was split; use fewer clients"
+            )
+        classes = samples.labels if by_class else np.zeros(records, dtype=np.int64)
+        counts = np.bincount(classes)
+        rarest_first = np.lexsort((-np.arange(len(counts)), counts))
+        ranks = np.empty_like(rarest_first)
+        ranks[rarest_first] = np.arange(len(counts))
+        suit_ranks = np.full(groups, len(counts))
+        np.minimum.at(suit_ranks, group_of, ranks[classes])
+        suit_of = rarest_first[suit_ranks]
+        weights = np.bincount(group_of[suit_of[group_of] == classes], minlength=groups)
+        sizes = np.bincount(group_of, minlength=groups)
+        positives = np.bincount(group_of[samples.labels > 0], minlength=groups)
+        suits: list[Suit] = []
+        for suit in range(len(counts)):
+            cards = rng.permutation(np.flatnonzero(suit_of == suit))
+            suits.append(
+                Suit(cards=cards, weights=_prefix(weights[cards]), sizes=_prefix(sizes[cards]), positives=_prefix(positives[cards]))
+            )
+        return cls(clients=clients, group_of=group_of, classes=classes, sizes=sizes, positives=positives, suits=tuple(suits))
+
+    def cut(self, shares: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+        """The deal for shares of shape (classes, clients)."""
+        return [suit.cut(quota) for suit, quota in zip(self.suits, shares, strict=True)]
+
+    def held(self, deal: list[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Records and positive records of each client, without dealing a card."""
+        sizes = sum(np.diff(suit.sizes[cuts]) for suit, cuts in zip(self.suits, deal, strict=True))
+        positives = sum(np.diff(suit.positives[cuts]) for suit, cuts in zip(self.suits, deal, strict=True))
+        return np.asarray(sizes), np.asarray(positives)
+
+    def owners(self, deal: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Client of each group."""
+        owners = np.empty(len(self.sizes), dtype=np.int64)
+        for suit, cuts in zip(self.suits, deal, strict=True):
+            owners[suit.cards] = np.repeat(np.arange(self.clients), np.diff(cuts))
+        return owners
+
+    def move(
+        self,
+        owners: NDArray[np.int64],
+        rng: np.random.Generator,
+        *,
+        weights: NDArray[np.int64],
+        minimum: int,
+        guard: str,
+        movable: NDArray[np.bool_],
+    ) -> None:
+        """Gives each client that falls short of the minimum groups of those that have most, smallest groups first."""
+        totals = np.bincount(owners, weights=weights, minlength=self.clients)
+        for client in np.flatnonzero(totals < minimum):
+            for donor in np.argsort(-totals, kind="stable"):
+                candidates = rng.permutation(np.flatnonzero((owners == donor) & movable))
+                candidates = candidates[np.argsort(weights[candidates], kind="stable")]
+                ends = np.cumsum(weights[candidates])
+                wanted = np.searchsorted(ends, minimum - totals[client]) + 1
+                spare = np.searchsorted(ends, totals[donor] - minimum, side="right")
+                given = candidates[: min(wanted, spare)]
+                owners[given] = client
+                totals = np.bincount(owners, weights=weights, minlength=self.clients)
+                if totals[client] >= minimum:
+                    break
+            else:
+                raise UnsupportedDataError(
+                    f"client {client} would have fewer records than {guard}={minimum} asks, and the others have none to spare; "
+                    f"nothing was split; lower {guard}, use fewer clients, or take a larger alpha"
+                )
+
+
+def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+    """Whole numbers that sum to the total, each floor or ceiling of its share of it (Hamilton's method)."""
+    exact = shares * total
+    counts = np.floor(exact).astype(np.int64)
+    largest = np.argsort(counts - exact, kind="stable")[: total - counts.sum()]
+    counts[largest] += 1
+    return counts
+
+
+def _prefix(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values)])

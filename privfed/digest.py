@@ -1,0 +1,60 @@
+"""The digest of a round: what will be summed, named so that every participant can check it before anything is opened."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from privfed.agreement import RoundContext
+from privfed.message import write_text
+
+COUNT_BYTES = 4
+COEFFICIENT_BYTES = 8
+
+
+def hash_message(data: bytes) -> bytes:
+    """SHA-256 of a whole signed message, 32 bytes: how a digest refers to an upload and a journal to an aggregate."""
+    return hashlib.sha256(data).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundDigest:
+    """What the server will sum, announced before it does, for every participant to check and sign. Public.
+
+    Args:
+        participants: Names of the clients in the sum, each once, in roster order.
+        coefficients: Integer coefficient of each participant.
+        upload_hashes: `hash_message` of each participant's upload.
+        rule: Name of the rule.
+        key_id: Key under which the uploads are encrypted, 16 bytes.
+
+    Raises:
+        ValueError: If the lengths differ or there is no participant.
+    """
+
+    participants: tuple[str, ...]
+    coefficients: tuple[int, ...]
+    upload_hashes: tuple[bytes, ...]
+    rule: str
+    key_id: bytes
+
+    def __post_init__(self) -> None:
+        if not self.participants or not len(self.participants) == len(self.coefficients) == len(self.upload_hashes):
+            raise ValueError("expected one coefficient and one upload hash for each of at least one participant")
+
+    @property
+    def by_name(self) -> Mapping[str, int]:
+        """Coefficient of each participant, by name."""
+        return dict(zip(self.participants, self.coefficients, strict=True))
+
+    @property
+    def payload(self) -> bytes:
+        """The canonical bytes that travel."""
+        entries = (
+            write_text(name) + coefficient.to_bytes(COEFFICIENT_BYTES, "big") + upload_hash
+            for name, coefficient, upload_hash in zip(self.participants, self.coefficients, self.upload_hashes, strict=True)
+        )
+        return write_text(self.rule) + len(self.participants).to_bytes(COUNT_BYTES, "big") + b"".join(entries)
+
+    def digest(self, context: RoundContext) -> bytes:
+        """SHA-256 over the agreement, the round, the attempt, the key id and everything in here, 32 bytes."""
+        return hashlib.sha256(b"privfed digest v1" + context.digest + self.key_id + self.payload).digest()

@@ -1,0 +1,208 @@
+"""An append-only file of rows, each bound to all earlier ones by a hash, that one object at a time may hold.
+
+Two files: a SQLite database with the rows, and next to it `<name>.head`, a few bytes that say how many rows there are and
+what the last hash is. The head catches what a chain alone cannot: a database that lost its last rows, or that was replaced
+by an older copy of itself. The same file carries the lock.
+
+What no local file can show: that *both* were replaced by copies which belong together, or that somebody who may write both
+computed a whole new chain. Only a party that remembers `head` from outside notices that.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import sqlite3
+import stat
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from privfed.errors import LedgerError, LedgerLockedError, LedgerTamperedError
+
+_TAG: Final = b"privfed ledger v1"
+_HASH_BYTES: Final = 32
+_START: Final = bytes(_HASH_BYTES)
+_SLOT_BYTES: Final = 8 + 2 * _HASH_BYTES  # number of rows, hash of the last one, checksum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row: its number from 0, its content as canonical JSON, and the hash over it and all earlier rows."""
+
+    number: int
+    body: str
+    digest: bytes
+
+
+class Chain:
+    """The rows of one file, locked and verified when opened. Not for use in a forked child.
+
+    Args:
+        path: The database. Made with mode 0600 if `create` is set and there is none.
+        create: Whether a missing file is made, or refused.
+
+    Raises:
+        FileNotFoundError: If there is no such file and `create` is not set, or no such directory.
+        LedgerLockedError: If another process, or another object in this one, holds the file.
+        LedgerTamperedError: If the rows are not what was once written.
+        LedgerError: If others than the owner may access the file, or the file system cannot write durably.
+    """
+
+    def __init__(self, path: Path, *, create: bool) -> None:
+        resolved = path.resolve()  # two names of one file share one lock
+        if not create and not resolved.exists():
+            raise FileNotFoundError(f"expected a ledger at {path}, found none")
+        head = resolved.with_name(resolved.name + ".head")
+        self._name = path.name
+        self._process = os.getpid()
+        with ExitStack() as resources:
+            self._head = resources.enter_context(os.fdopen(os.open(head, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0))
+            self._lock()
+            os.close(os.open(resolved, os.O_RDWR | os.O_CREAT, 0o600))
+            if any(stat.S_IMODE(file.stat().st_mode) & 0o077 for file in (resolved, head)):
+                raise LedgerError(
+                    f"expected {path.name} and its .head file to belong to the owner only; nothing was opened; run chmod 600 on both"
+                )
+            self._connection = resources.enter_context(closing(self._connect(resolved)))
+            self._rows = self._read()
+            self._resources = resources.pop_all()
+        self._closed = False
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows, oldest first."""
+        return tuple(self._rows)
+
+    @property
+    def head(self) -> bytes:
+        """Hash over all rows, 32 bytes; zeros if there is none."""
+        return self._rows[-1].digest if self._rows else _START
+
+    def append(self, body: Mapping[str, object]) -> Row:
+        """Writes one more row, which is on the disk when this returns.
+
+        Raises:
+            LedgerError: If the file is closed, or writing failed; then it closes itself, and the row may have been written.
+        """
+        if self._closed:
+            raise LedgerError("the ledger is closed; nothing was written")
+        if os.getpid() != self._process:
+            raise LedgerLockedError("the ledger belongs to the process that forked this one; nothing was written; open it in one process")
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        row = Row(number=len(self._rows), body=text, digest=_link(self.head, text))
+        try:
+            self._connection.execute("INSERT INTO rows VALUES (?, ?, ?)", (row.number, row.body, row.digest))
+            self._rows.append(row)
+            self._write_head()
+        except (sqlite3.Error, OSError) as error:
+            self.close()
+            raise LedgerError(
+                f"writing to the ledger failed ({type(error).__name__}) and it was closed; free space or repair the disk and "
+                "open it again: whatever was written counts as spent"
+            ) from error
+        return row
+
+    def verify(self) -> None:
+        """Reads everything again and compares it.
+
+        Raises:
+            LedgerTamperedError: If the files do not hold what this object read and wrote.
+            LedgerError: If the file is closed.
+        """
+        if self._closed:
+            raise LedgerError("the ledger is closed; open it again to verify it")
+        if self._read() != self._rows:
+            self._tampered("rows changed while it was open")
+
+    def close(self) -> None:
+        """Releases the file. Closing twice does nothing."""
+        self._closed = True
+        self._resources.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._head, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however it ends
+        except BlockingIOError:
+            raise self._locked() from None
+
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        with ExitStack() as resources:
+            connection = resources.enter_context(closing(sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)))
+            try:
+                connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # keeps other SQLite programs out, too
+                mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+                connection.execute("PRAGMA synchronous=FULL")
+                connection.execute("BEGIN IMMEDIATE")
+                if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    connection.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, body TEXT NOT NULL, digest BLOB NOT NULL)")
+                    connection.execute("CREATE TRIGGER no_update BEFORE UPDATE ON rows BEGIN SELECT RAISE(ABORT, 'append-only'); END")
+                    connection.execute("CREATE TRIGGER no_delete BEFORE DELETE ON rows BEGIN SELECT RAISE(ABORT, 'append-only'); END")
+                connection.execute("COMMIT")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise self._locked() from None
+                raise LedgerError(f"{self._name} cannot be opened for writing ({error.sqlite_errorname}); nothing was opened") from error
+            except sqlite3.DatabaseError:
+                self._tampered("it is not a database")
+            if mode != ("wal",):
+                raise LedgerError(f"SQLite cannot write ahead on the file system of {self._name}; nothing was opened; use a local disk")
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)  # else a power failure could lose the directory entries of new files
+            finally:
+                os.close(descriptor)
+            resources.pop_all()
+        return connection
+
+    def _read(self) -> list[Row]:
+        rows: list[Row] = []
+        previous = _START
+        try:
+            self._connection.execute("PRAGMA shrink_memory")  # so that a second reading comes from the disk, not from the cache
+            for number, body, digest in self._connection.execute("SELECT number, body, digest FROM rows ORDER BY number"):
+                if number != len(rows) or not isinstance(body, str) or digest != _link(previous, body):
+                    self._tampered(f"row {len(rows)} is not what was written")
+                rows.append(Row(number=number, body=body, digest=digest))
+                previous = digest
+        except sqlite3.DatabaseError:
+            self._tampered("the database is damaged")
+        # A crash between the two writes leaves the head one row behind, never more and never ahead.
+        count, digest = self._read_head()
+        if not count <= len(rows) <= count + 1:
+            self._tampered(f"it has {len(rows)} rows where its head file counts {count}")
+        if digest != (rows[count - 1].digest if count else _START):
+            self._tampered("its head file belongs to other rows")
+        return rows
+
+    def _write_head(self) -> None:
+        # Two slots in turn: a torn write damages one and leaves the other, which is one row behind.
+        content = len(self._rows).to_bytes(8, "big") + self.head
+        os.pwrite(self._head.fileno(), content + hashlib.sha256(_TAG + content).digest(), len(self._rows) % 2 * _SLOT_BYTES)
+        os.fsync(self._head.fileno())
+
+    def _read_head(self) -> tuple[int, bytes]:
+        content = os.pread(self._head.fileno(), 2 * _SLOT_BYTES, 0)
+        found: list[tuple[int, bytes]] = []
+        for slot in (content[:_SLOT_BYTES], content[_SLOT_BYTES:]):
+            if hashlib.sha256(_TAG + slot[:-_HASH_BYTES]).digest() == slot[-_HASH_BYTES:]:
+                found.append((int.from_bytes(slot[:8], "big"), slot[8:-_HASH_BYTES]))
+        return max(found, default=(0, _START))
+
+    def _locked(self) -> LedgerLockedError:
+        return LedgerLockedError(
+            f"{self._name} is open in another process, or already in this one; nothing was opened; close it there, or wait until "
+            "that process ends: two that spend at once would spend too much"
+        )
+
+    def _tampered(self, reason: str) -> NoReturn:
+        raise LedgerTamperedError(
+            f"{self._name} is not the ledger that was written: {reason}; nothing was opened or spent; restore the file, its -wal "
+            "file and its .head file together, or treat the budget as used up"
+        )
+
+
+def _link(previous: bytes, body: str) -> bytes:
+    return hashlib.sha256(_TAG + previous + body.encode()).digest()

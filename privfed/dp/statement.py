@@ -1,0 +1,292 @@
+"""What was promised about one data set, in a form that a privacy officer can read and an auditor can recompute.
+
+A statement is about one population. Statements are never averaged: a person whose records are in several of them adds up
+their epsilons, and their deltas.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+from typing import Any, Final, Self, cast
+
+from privfed.dp.accounting import ACCOUNTANT, epsilon
+from privfed.dp.mechanism import (
+    Event,
+    GaussianRelease,
+    NonPrivateRelease,
+    PoissonSampledGaussian,
+    Relation,
+    Unit,
+    check_delta,
+    decode_event,
+    encode_event,
+)
+
+_FORMAT: Final = "privfed privacy statement v1"
+_MOST_ROUNDS: Final = 1_000_000
+
+NOISE_ADDED_BY: Final = "the owner of the data, on its own machine, before anything is encrypted or leaves it"
+
+RELEASED: Final = ("the change of the model's weights in every round, with noise, encrypted or not",)
+
+NOT_COVERED: Final = (
+    "a person or company with several records: the promise is for each record alone",
+    "the same person's records at other parties: their epsilons and deltas add up to these",
+    "the number of records, class counts and weights in the aggregation, unless they were public beforehand",
+    "ranges and scales of features that were computed from the data instead of being declared",
+    "evaluation metrics computed on private data: they exist in simulations only and must not be published",
+    "running time, and whether the party took part at all",
+    "choices made after looking at private results, such as this noise multiplier or this model",
+    "anything released that is not listed here",
+)
+
+
+class Randomness(Enum):
+    """Where noise and samples were drawn from. The value says it in words."""
+
+    OPERATING_SYSTEM = "the operating system's entropy"
+    SEEDED = "a seed that others may know or try"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyStatement:
+    """Everything that is needed to understand, and to recompute, one epsilon. All fields are public.
+
+    Args:
+        population: Declared name of the data set.
+        events: All that was charged, in order.
+        epsilon: Epsilon of all events together; infinite if the statement is not private.
+        delta: Above 0 and below 1.
+        max_grad_norm: Norm to which each record's gradient was clipped; None if there was no clipping.
+        randomness: Where noise and samples were drawn from. With a seed nothing is private, whatever the events say.
+        unit: Whose presence is protected.
+        relation: How neighbouring data sets differ.
+        accountant: Name and version of what computed epsilon.
+        noise_added_by: Who added the noise.
+        released: What left the owner's machine.
+        not_covered: What the promise is not about.
+
+    Raises:
+        ValueError: If epsilon is not what the events cost, to 1 %, or another field is outside its range.
+
+    Example:
+        >>> event = PoissonSampledGaussian(noise_multiplier=1.1, sample_rate=0.01, steps=100)
+        >>> statement = PrivacyStatement.of([event] * 20, population="bank_a", delta=1e-5, max_grad_norm=1.0)
+        >>> round(statement.epsilon, 2), statement.private
+        (2.16, True)
+        >>> PrivacyStatement.from_json(statement.to_json()) == statement
+        True
+    """
+
+    population: str
+    events: tuple[Event, ...]
+    epsilon: float
+    delta: float
+    max_grad_norm: float | None
+    randomness: Randomness
+    unit: Unit = Unit.RECORD
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE
+    accountant: str = ACCOUNTANT
+    noise_added_by: str = NOISE_ADDED_BY
+    released: tuple[str, ...] = RELEASED
+    not_covered: tuple[str, ...] = NOT_COVERED
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        sampled = any(isinstance(event, PoissonSampledGaussian) for event in self.events)
+        if (self.max_grad_norm is None and sampled) or (self.max_grad_norm is not None and not self.max_grad_norm > 0):
+            raise ValueError(f"expected the clipping norm of the sampled steps to be positive, got {self.max_grad_norm}")
+        # 1 % for another version of the accountant.
+        if not math.isclose(self.epsilon, self.recompute(), rel_tol=0.01, abs_tol=1e-3):
+            raise ValueError(f"expected the epsilon of the events, which is {self.recompute():.4g}, got {self.epsilon:.4g}")
+
+    @classmethod
+    def of(
+        cls,
+        events: Iterable[Event],
+        *,
+        population: str,
+        delta: float,
+        max_grad_norm: float | None,
+        randomness: Randomness = Randomness.OPERATING_SYSTEM,
+        released: Iterable[str] = RELEASED,
+        not_covered: Iterable[str] = NOT_COVERED,
+    ) -> Self:
+        """Returns the statement about events, for example those of a ledger, with the epsilon that they cost.
+
+        Raises:
+            TypeError: If one of them is not a known event.
+            ValueError: If a field is outside its range.
+        """
+        known = tuple(events)
+        return cls(
+            population=population,
+            events=known,
+            epsilon=_epsilon(known, delta, randomness),
+            delta=delta,
+            max_grad_norm=max_grad_norm,
+            randomness=randomness,
+            released=tuple(released),
+            not_covered=tuple(not_covered),
+        )
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is promised: epsilon is finite and the noise was not seeded."""
+        return math.isfinite(self.epsilon) and self.randomness is Randomness.OPERATING_SYSTEM
+
+    @property
+    def rounds(self) -> int:
+        """Number of charges."""
+        return len(self.events)
+
+    @property
+    def best_guess(self) -> float:
+        """How often anybody can be right about whether a given record was used, at even odds: from 0.5 (a coin) to 1.
+
+        (exp(epsilon) + delta) / (exp(epsilon) + 1): Kairouz et al., 2015, arXiv:1311.0776, theorem 2.1.
+        """
+        return 1.0 if not self.private else 1 - (1 - self.delta) / (1 + math.exp(min(self.epsilon, 700.0)))
+
+    def recompute(self) -> float:
+        """Computes epsilon from the events alone, with the accountant that is installed; infinite if the noise was seeded."""
+        return _epsilon(self.events, self.delta, self.randomness)
+
+    def claims(self) -> dict[str, str]:
+        """What holds against whom. Encryption is never a reason: the noise is in the numbers whoever reads them."""
+        if not self.private:
+            reason = "nothing is promised; what encryption hides from this party is not differential privacy"
+            return dict.fromkeys(_ADVERSARIES, reason)
+        number = f"epsilon {_show(self.epsilon)} at delta {self.delta:g}"
+        return {who: f"{number} per record: {why}" for who, why in _ADVERSARIES.items()} | {
+            "the owner itself": "nothing is hidden from it: it has the records"
+        }
+
+    def to_json(self) -> str:
+        """Returns the statement as JSON, from which `from_json` restores it. An infinite epsilon is null."""
+        content = {
+            "format": _FORMAT,
+            "private": self.private,
+            "population": self.population,
+            "unit": self.unit.name,
+            "relation": self.relation.name,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "delta": self.delta,
+            "events": [{"rounds": len(list(equal)), "event": encode_event(event)} for event, equal in groupby(self.events)],
+            "max_grad_norm": self.max_grad_norm,
+            "randomness": self.randomness.name,
+            "noise_added_by": self.noise_added_by,
+            "accountant": self.accountant,
+            "released": list(self.released),
+            "not_covered": list(self.not_covered),
+            "claims": self.claims(),
+        }
+        return json.dumps(content, indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Returns the statement that `to_json` wrote.
+
+        Raises:
+            ValueError: If it is not such a statement, or its epsilon is not that of its events.
+        """
+        try:
+            content = cast("dict[str, Any]", json.loads(text))
+            statement = cls(
+                population=content["population"],
+                events=_expand(content["events"]),
+                epsilon=math.inf if content["epsilon"] is None else content["epsilon"],
+                delta=content["delta"],
+                max_grad_norm=content["max_grad_norm"],
+                randomness=Randomness[content["randomness"]],
+                unit=Unit[content["unit"]],
+                relation=Relation[content["relation"]],
+                accountant=content["accountant"],
+                noise_added_by=content["noise_added_by"],
+                released=tuple(content["released"]),
+                not_covered=tuple(content["not_covered"]),
+            )
+            same = {**json.loads(statement.to_json()), "claims": content["claims"]} == content
+        except (KeyError, TypeError) as error:
+            raise ValueError("expected a privacy statement of this version, got something else") from error
+        if not same:
+            raise ValueError("expected a privacy statement whose parts agree, got one that was edited or is of another version")
+        return statement
+
+    def text(self) -> str:
+        """Returns the statement for people, in plain English."""
+        lines = [f"Privacy statement for {self.population}", ""]
+        if self.private:
+            lines += [
+                f"Promise: epsilon {_show(self.epsilon)} at delta {self.delta:g} (differential privacy).",
+                f"  Whoever sees everything that was released, and knows every other record, is right about whether a given record was "
+                f"used at most {self.best_guess:.1%} of the time, where a coin is right 50.0% of the time.",
+            ]
+        else:
+            reason = "the noise came from a seed" if self.randomness is Randomness.SEEDED else "something was released without noise"
+            lines += [f"NOT PRIVATE: {reason}. Nothing is promised. Use this for comparisons only."]
+        lines += [
+            f"Protected: {self.unit.value}; {self.relation.value}.",
+            "",
+            "What was done:",
+            *(f"  - {len(list(equal))} x {_describe(event)}" for event, equal in groupby(self.events)),
+            *([] if self.events else ["  - nothing"]),
+        ]
+        if self.max_grad_norm is not None:
+            lines.append(f"  Each record's gradient was clipped to norm {self.max_grad_norm:g}; the noise is in multiples of that norm.")
+        lines += [
+            "  Every attempt that was charged is counted, whether or not its update was ever sent.",
+            f"  Noise is added by {self.noise_added_by}.",
+            f"  Noise and samples come from {self.randomness.value}.",
+            f"  Computed by {self.accountant}.",
+            "",
+            "Against whom:",
+            *(f"  - {who}: {what}" for who, what in self.claims().items()),
+            "",
+            "Released:",
+            *(f"  - {item}" for item in self.released),
+            "",
+            "Not covered:",
+            *(f"  - {item}" for item in self.not_covered),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+_ADVERSARIES: Final = {
+    "an outsider": "it sees at most the models that were released",
+    "another client": "it sees the models, and updates if it can decrypt them; both carry this noise",
+    "the server": "it would read the same if it could decrypt",
+    "the server together with whoever can decrypt": "they read the updates, which carry this noise",
+    "all other parties together": "each client's noise is its own and does not rely on theirs",
+}
+
+
+def _expand(runs: list[dict[str, Any]]) -> tuple[Event, ...]:
+    if sum(run["rounds"] for run in runs) > _MOST_ROUNDS:
+        raise ValueError(f"expected at most {_MOST_ROUNDS} rounds in a statement, got more")
+    return tuple(decode_event(run["event"]) for run in runs for _ in range(run["rounds"]))
+
+
+def _show(epsilon_value: float) -> str:
+    return f"{epsilon_value:.3g}" if epsilon_value <= 100 else "above 100"
+
+
+def _epsilon(events: tuple[Event, ...], delta: float, randomness: Randomness) -> float:
+    spent = epsilon(events, delta=delta)
+    return math.inf if randomness is Randomness.SEEDED else spent
+
+
+def _describe(event: Event) -> str:
+    match event:
+        case PoissonSampledGaussian():
+            return (
+                f"{event.steps} noisy training steps; each draws every record independently with probability {event.sample_rate:g} "
+                f"(Poisson sampling); noise multiplier {event.noise_multiplier:g}"
+            )
+        case GaussianRelease():
+            return f"{event.count} noisy sums over all records; noise multiplier {event.noise_multiplier:g}"
+        case NonPrivateRelease():
+            return "a release without noise"

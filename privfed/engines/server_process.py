@@ -1,0 +1,71 @@
+"""Main program of a server in a process of its own: `python -m privfed.engines.server_process`, started by `SpawnedServer`.
+
+It reads frames from its standard input and answers on its standard output. torch, opacus and the secret half of the encryption
+cannot be imported in it.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+for _module in ("torch", "opacus", "privfed.he.secret", "privfed.he._seal_secret"):
+    if _module in sys.modules:
+        raise ImportError(f"{_module} was loaded before the server began")
+    sys.modules[_module] = None  # pyright: ignore[reportArgumentType] # importing it raises ImportError from here on
+
+from privfed.agreement import RoundContext, decode_agreement  # noqa: E402
+from privfed.engines.frames import Tag, read_frame, write_frame  # noqa: E402
+from privfed.errors import InvalidMessageError, PrivFedError  # noqa: E402
+from privfed.identity import Identity  # noqa: E402
+from privfed.server import Server  # noqa: E402
+
+
+def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:
+    match tag:
+        case Tag.SETUP:
+            return server.receive_setup(payload).encode()
+        case Tag.START_UPLOADS:
+            return json.dumps(server.start_uploads()).encode()
+        case Tag.UPLOAD:
+            return server.receive_upload(payload).encode()
+        case Tag.CLOSE:
+            return server.close()
+        case Tag.APPROVAL:
+            return server.receive_approval(payload).encode()
+        case Tag.AGGREGATE:
+            return server.aggregate()
+        case _:
+            raise InvalidMessageError
+
+
+def main() -> None:
+    """Serves rounds, one request and one reply at a time, until the other side closes the pipe."""
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    _, payload = read_frame(source)
+    start = json.loads(payload)
+    agreement = decode_agreement(start["agreement"])
+    identity = Identity.load(Path(start["identity"]), name=agreement.roster.server.name)
+    server: Server | None = None
+    while True:
+        try:
+            tag, payload = read_frame(source)
+        except EOFError:
+            return
+        try:
+            if tag is Tag.BEGIN:
+                begin = json.loads(payload)
+                context = RoundContext(agreement=agreement, round=begin["round"], attempt=begin["attempt"])
+                server = Server(context=context, identity=identity, selected=begin["selected"], spool=Path(start["spool"]))
+                answer = b""
+            elif server is None:
+                raise InvalidMessageError
+            else:
+                answer = _answer(server, tag, payload)
+        except PrivFedError as error:
+            write_frame(sink, Tag.REFUSED, json.dumps({"kind": type(error).__name__, "text": str(error)}).encode())
+        else:
+            write_frame(sink, Tag.DONE, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Errors that privfed raises on purpose.
+
+A wrong argument is a plain `ValueError` or `TypeError`. The classes here are decisions of the protocol: each message says
+what was refused, and that nothing happened. No message ever holds a value, a norm or a range of private data.
+"""
+
+from typing import final
+
+
+class PrivFedError(Exception):
+    """Anything that privfed refuses as a matter of protocol."""
+
+
+@final
+class InvalidMessageError(PrivFedError):
+    """Bytes from outside were not an authentic, well-formed message.
+
+    One class and one text for every cause, so that a sender of hostile bytes learns nothing from the answer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the message is not valid; it was dropped and nothing happened")
+
+
+@final
+class RoundMismatchError(PrivFedError):
+    """An authentic message belongs to another session, round, attempt or key."""
+
+
+@final
+class LayoutMismatchError(PrivFedError):
+    """Two parties disagree about the names, order or shapes of the model's tensors."""
+
+
+@final
+class ParametersMismatchError(PrivFedError):
+    """Two parties disagree about the encryption parameters or the versions behind them."""
+
+
+@final
+class RoundKeyUsedError(PrivFedError):
+    """The key of a round has already encrypted; nothing was encrypted again."""
+
+
+@final
+class AgreementMismatchError(PrivFedError):
+    """Two parties disagree about the roster, the weights, the rule or the policy of the session."""
+
+
+class CohortError(PrivFedError):
+    """The participants of a round are not those that its policy demands."""
+
+
+class OpeningRefusedError(PrivFedError):
+    """An aggregate was not opened; nothing was decrypted."""
+
+
+@final
+class AlreadyOpenedError(OpeningRefusedError):
+    """The round was already opened, or promised to another digest."""
+
+
+@final
+class DecryptionError(PrivFedError):
+    """A ciphertext did not decrypt to grid points: wrong key, or corrupted."""
+
+
+@final
+class InsufficientCapacityError(PrivFedError):
+    """No encryption parameters hold the sum that was asked for."""
+
+
+class LedgerError(PrivFedError):
+    """The privacy ledger refused."""
+
+
+@final
+class BudgetExceededError(LedgerError):
+    """The privacy budget does not cover what was asked; nothing was spent and nothing was trained."""
+
+
+@final
+class LedgerLockedError(LedgerError):
+    """Another process holds the ledger."""
+
+
+@final
+class LedgerTamperedError(LedgerError):
+    """The ledger's hash chain does not hold: it was edited or truncated."""
+
+
+@final
+class UnsupportedModelError(PrivFedError):
+    """The model has parts that would leak or void the privacy guarantee (BatchNorm, buffers, shared state)."""
+
+
+@final
+class UnsupportedDataError(PrivFedError):
+    """A table, a file or a client's share of it cannot be used as it stands."""
+
+
+@final
+class UnsupportedInThisModeError(PrivFedError):
+    """A rule or an option does not exist in this trust mode."""

@@ -1,0 +1,126 @@
+"""Numbers to grid points to polynomials to bytes, and back: pure numpy, no keys, no SEAL.
+
+A chunk of N grid points becomes the N coefficients of a polynomial. SEAL's encoder takes the polynomial's values at N/2 of
+the 2N-th roots of unity, in an order of its own, so that is what an FFT computes here: one ciphertext holds N numbers instead
+of the N/2 of the usual slot packing, and the encryption noise of a coefficient has a worst case. Sums and multiplications by
+integers act on coefficients; products of ciphertexts do not, and do not exist in this packing.
+"""
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from privfed.errors import InvalidMessageError
+from privfed.he.params import CkksParams
+
+
+def quantise(values: ArrayLike, params: CkksParams) -> tuple[NDArray[np.int64], int]:
+    """Grid points of coordinates: value / bound * amplitude, rounded half to even, saturated at the amplitude.
+
+    Args:
+        values: Coordinates, finite, of any shape. Private.
+        params: Bound and amplitude.
+
+    Returns:
+        Grid points of the same shape, and how many coordinates were beyond the bound. Both private: the count tells how
+        large the data was, so keep it local.
+
+    Raises:
+        ValueError: If a value is NaN or infinite. The message does not say which, nor how many.
+
+    Example:
+        >>> grid, saturated = quantise([0.5, -7.0], CkksParams.standard(bound=1.0))
+        >>> grid.tolist(), saturated
+        ([4194304, -8388607], 1)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError("expected finite values, got NaN or infinity; nothing was quantised")
+    saturated = int(np.count_nonzero(np.abs(array) > params.bound))
+    scaled = np.clip(array, -params.bound, params.bound) / params.bound * params.amplitude
+    return np.rint(scaled).astype(np.int64), saturated
+
+
+def dequantise(grid_sum: NDArray[np.int64], coefficient_sum: int, params: CkksParams) -> NDArray[np.float64]:
+    """Weighted mean of coordinates: grid_sum * step / coefficient_sum.
+
+    Args:
+        grid_sum: Weighted sums of grid points, of any shape.
+        coefficient_sum: Sum of the coefficients, from 1 to `params.weight_sum`.
+        params: Bound and amplitude.
+
+    Raises:
+        ValueError: If the coefficient sum is out of its range.
+    """
+    if not 1 <= coefficient_sum <= params.weight_sum:
+        raise ValueError(f"expected a coefficient sum from 1 to {params.weight_sum}, got {coefficient_sum}")
+    return grid_sum * params.step / coefficient_sum
+
+
+@cache
+def _slots(poly_modulus_degree: int) -> tuple[NDArray[np.int64], NDArray[np.complex128]]:
+    """Where SEAL's slots lie among the odd powers of the root zeta = exp(i pi / N), and zeta^0 .. zeta^(N-1).
+
+    SEAL's slot i is the value at zeta^(3^i mod 2N) (ckks.h, CKKSEncoder, matrix_reps_index_map). The power 2t + 1 has index t.
+    """
+    power, indices = 1, np.empty(poly_modulus_degree // 2, np.int64)
+    for slot in range(poly_modulus_degree // 2):
+        indices[slot] = power // 2
+        power = power * 3 % (2 * poly_modulus_degree)
+    return indices, np.exp(1j * np.pi * np.arange(poly_modulus_degree) / poly_modulus_degree)
+
+
+def evaluate(coefficients: NDArray[np.float64]) -> NDArray[np.complex128]:
+    """Values of a real polynomial at SEAL's slots.
+
+    Args:
+        coefficients: Of shape (N,).
+
+    Returns:
+        Values of shape (N / 2,). Their relative error is part of `CkksParams.noise`.
+    """
+    degree = coefficients.size
+    indices, roots = _slots(degree)
+    # p(zeta^(2t+1)) = sum_j (p_j zeta^j) exp(2 pi i j t / N), which is N times numpy's inverse FFT.
+    return np.fft.ifft(coefficients * roots, norm="forward")[indices]
+
+
+def interpolate(values: NDArray[np.complex128]) -> NDArray[np.float64]:
+    """Coefficients of the real polynomial with these values at SEAL's slots: the inverse of `evaluate`.
+
+    Args:
+        values: Of shape (N / 2,).
+
+    Returns:
+        Coefficients of shape (N,).
+    """
+    degree = 2 * values.size
+    indices, roots = _slots(degree)
+    everywhere = np.empty(degree, np.complex128)
+    everywhere[indices] = values
+    # A real polynomial has conjugate values at conjugate points, and the conjugate of the power 2t + 1 has index N - 1 - t.
+    everywhere[degree - 1 - indices] = values.conj()
+    return (np.fft.fft(everywhere, norm="forward") * roots.conj()).real
+
+
+def pack_words(words: NDArray[np.uint64], params: CkksParams) -> bytes:
+    """Little-endian words of `word_bytes` bytes each. Every word must be below the modulus."""
+    octets = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+    return octets[:, : params.word_bytes].tobytes()
+
+
+def unpack_words(data: bytes, params: CkksParams) -> NDArray[np.uint64]:
+    """The words that `pack_words` packed.
+
+    Raises:
+        InvalidMessageError: If the length is not a multiple of the word size, or a word is not below the modulus.
+    """
+    if len(data) % params.word_bytes:
+        raise InvalidMessageError
+    octets = np.zeros((len(data) // params.word_bytes, 8), np.uint8)
+    octets[:, : params.word_bytes] = np.frombuffer(data, np.uint8).reshape(-1, params.word_bytes)
+    words = octets.view("<u8").ravel().astype(np.uint64, copy=False)
+    if (words >= params.modulus).any():
+        raise InvalidMessageError
+    return words

@@ -1,0 +1,285 @@
+"""The secret half of encrypted updates: the group's key, the keys of the rounds, encryption, and opening a sum.
+
+What leaves `open_sum` are grid points, never a decryption with its noise: the result is a function of the plaintexts alone,
+so publishing it says nothing about the key.
+"""
+
+import math
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, final
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from numpy.typing import NDArray
+
+from privfed.errors import DecryptionError, ParametersMismatchError, RoundKeyUsedError, RoundMismatchError
+from privfed.he import _seal_public
+from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret
+from privfed.he.additive import CkksVector, check_coefficients
+from privfed.he.codec import evaluate, interpolate, pack_words, unpack_words
+from privfed.he.params import FRESH_NOISE_VARIANCE, KEY_ID_BYTES, CkksParams, transform_roundoff
+from privfed.update import Layout
+
+SECRET_BYTES = 32
+_FILE_HEADER = b"privfed shared key v1\n"
+# The mean square of n noise terms stays within this share of its expectation, but for a probability of 2^-60 per chunk. See
+# `_is_residual_of`.
+_MEAN_SQUARE_TOLERANCE = 0.25
+
+
+def _derive(secret: bytes, length: int, *fields: bytes) -> bytes:
+    # Length prefixes make the encoding injective: no two lists of fields give the same bytes.
+    info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    return HKDFExpand(algorithm=hashes.SHA512(), length=length, info=info).derive(secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundBinding:
+    """What a round key belongs to. Public. Change one field and the key is another one.
+
+    Args:
+        session: 16 bytes that name the session.
+        attempt: Number of the attempt at this round, from 0.
+        round: Number of the round, from 0.
+        roster_digest: 32 bytes, `Roster.digest`.
+        params: Encryption parameters.
+
+    Raises:
+        ValueError: If a length or a number is out of its range.
+    """
+
+    session: bytes
+    attempt: int
+    round: int
+    roster_digest: bytes
+    params: CkksParams
+
+    def __post_init__(self) -> None:
+        if len(self.session) != 16 or len(self.roster_digest) != 32:
+            raise ValueError(
+                f"expected a session of 16 bytes and a roster digest of 32, got {len(self.session)} and {len(self.roster_digest)}"
+            )
+        if not (0 <= self.attempt < 2**32 and 0 <= self.round < 2**32):
+            raise ValueError(f"expected attempt and round from 0 to 2^32 - 1, got {self.attempt} and {self.round}")
+
+
+@final
+class RoundKey(Secret):
+    """The key of one round: it encrypts one vector and opens sums. Made by `SharedKey.round_key`.
+
+    It cannot be printed, copied or pickled.
+    """
+
+    __slots__ = ("_key_id", "_params", "_ring_key", "_used")
+
+    def __init__(self, *, params: CkksParams, seed: bytes) -> None:
+        self._params = params
+        self._ring_key = RingKey(_seal_public.ring(params.poly_modulus_degree, params.modulus), seed)
+        self._key_id = self._ring_key.digest(b"privfed key id v1")[:KEY_ID_BYTES]
+        self._used = False
+
+    def _take(self) -> RingKey:
+        if self._used:
+            raise RoundKeyUsedError("this round key has encrypted before; resend the stored bytes, or start a new attempt")
+        self._used = True
+        return self._ring_key
+
+    @property
+    def key_id(self) -> bytes:
+        """16 bytes that name the key. Public; parties compare them to see that they derived the same key."""
+        return self._key_id
+
+    @property
+    def params(self) -> CkksParams:
+        """Parameters that the key is for. Public."""
+        return self._params
+
+
+@final
+class SharedKey(Secret):
+    """The secret that the clients share and the server never sees. It cannot be printed, copied or pickled.
+
+    Python cannot promise to erase it from memory: copies may stay there until the process ends.
+
+    Args:
+        secret: 32 bytes from the operating system's generator.
+
+    Example:
+        >>> key = SharedKey.generate()
+        >>> key
+        SharedKey(<secret>)
+        >>> SharedKey.from_bytes(bytes(32)).fingerprint == key.fingerprint
+        False
+    """
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, *, secret: bytes) -> None:
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"expected a secret of {SECRET_BYTES} bytes, got {len(secret)}")
+        self._secret = bytes(secret)
+
+    @classmethod
+    def generate(cls) -> Self:
+        """A new key from the operating system's generator."""
+        return cls(secret=os.urandom(SECRET_BYTES))
+
+    @classmethod
+    def from_bytes(cls, secret: bytes) -> Self:
+        """The key of these 32 bytes, which came over a confidential channel between clients.
+
+        Raises:
+            ValueError: If they are not 32.
+        """
+        return cls(secret=secret)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads a file that `save` wrote.
+
+        Raises:
+            PermissionError: If others than the owner may read the file.
+            ValueError: If the file holds something else.
+        """
+        with path.open("rb") as file:
+            # The mode of the open file, not of the path: the file at the path could be exchanged in between.
+            if os.name == "posix" and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise PermissionError(f"expected {path.name} to be readable by its owner only; run chmod 600 on it")
+            data = file.read(len(_FILE_HEADER) + SECRET_BYTES + 1)
+        if not data.startswith(_FILE_HEADER) or len(data) != len(_FILE_HEADER) + SECRET_BYTES:
+            raise ValueError(f"expected a shared key in {path.name}, got something else")
+        return cls(secret=data[len(_FILE_HEADER) :])
+
+    def save(self, path: Path) -> None:
+        """Writes the key, mode 0600, never over an existing file.
+
+        Raises:
+            FileExistsError: If there is one.
+        """
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_FILE_HEADER + self._secret)
+
+    @property
+    def fingerprint(self) -> str:
+        """What people compare to see that they hold the same key: 8 groups of 8 hexadecimal digits. Public.
+
+        Derived from the key by HKDF under a label of its own, so it says nothing about the key or about a round key.
+        """
+        digits = _derive(self._secret, 32, b"privfed shared key fingerprint v1").hex()
+        return " ".join(digits[i : i + 8] for i in range(0, 64, 8))
+
+    def round_key(self, binding: RoundBinding) -> RoundKey:
+        """The key of one attempt at one round: HKDF-Expand-SHA512 (RFC 5869) over the length-prefixed fields of the binding.
+
+        The same binding gives the same key to everyone who shares this secret; another field gives an unrelated key.
+        """
+        seed = _derive(
+            self._secret,
+            KEY_SEED_BYTES,
+            b"privfed round key v1",
+            binding.session,
+            binding.attempt.to_bytes(4, "big"),
+            binding.round.to_bytes(4, "big"),
+            binding.roster_digest,
+            binding.params.digest,
+        )
+        return RoundKey(params=binding.params, seed=seed)
+
+
+def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_key: RoundKey) -> CkksVector:
+    """Encrypts the grid points of one vector. A round key does this once: a retry resends the stored bytes.
+
+    Args:
+        grid: Grid points from `quantise`, of shape (layout.size,), at most `params.amplitude` in absolute value. Private.
+        layout: Layout of the vector.
+        params: Parameters of the round.
+        round_key: Key of the round, made for the same parameters.
+
+    Raises:
+        ValueError: If the grid has another shape or type, or a point is beyond the amplitude. The key stays unused.
+        ParametersMismatchError: If the key was made for other parameters.
+        RoundKeyUsedError: If the key has encrypted before.
+    """
+    if params != round_key.params:
+        raise ParametersMismatchError("the round key was made for other parameters; nothing was encrypted")
+    if grid.dtype != np.int64 or grid.shape != (layout.size,):
+        raise ValueError(f"expected int64 grid points of shape ({layout.size},), got {grid.dtype} of shape {grid.shape}")
+    if (grid > params.amplitude).any() or (grid < -params.amplitude).any():
+        raise ValueError("expected grid points within the amplitude, got one beyond it; nothing was encrypted")
+    ring_key = round_key._take()  # pyright: ignore[reportPrivateUsage]
+    degree = params.poly_modulus_degree
+    chunks: list[bytes] = []
+    for start in range(0, layout.size, degree):
+        coefficients = np.zeros(degree)
+        part = grid[start : start + degree]
+        coefficients[: part.size] = part * 2.0**params.guard_bits
+        words, seed = ring_key.encrypt(evaluate(coefficients))
+        chunks.append(pack_words(words, params) + seed)
+    return CkksVector(layout=layout, params=params, key_id=round_key.key_id, chunks=tuple(chunks), fresh=True)
+
+
+def open_sum(vector: CkksVector, round_key: RoundKey, *, coefficients: Sequence[int]) -> NDArray[np.int64]:
+    """Opens a weighted sum to the weighted sum of the grid points, bit for bit, or refuses.
+
+    Whoever calls this decides that the sum may be opened; here only is checked that it is one. Every chunk must decrypt to
+    grid points whose distance to the grid is the encryption noise that these coefficients leave, within what the
+    coefficients can reach, and to zero beyond the end of the layout. A wrong key or a damaged chunk fails. A malicious server
+    can compose ciphertexts that pass: who opens must know where the sum came from.
+
+    Args:
+        vector: A sum from `weighted_sum`.
+        round_key: Key of the round.
+        coefficients: The coefficients of the sum.
+
+    Returns:
+        Weighted sums of grid points, of shape (layout.size,).
+
+    Raises:
+        ValueError: If the vector is not a sum, or the coefficients are out of their range.
+        ParametersMismatchError: If the key was made for other parameters.
+        RoundMismatchError: If the vector names another key.
+        InvalidMessageError: If a chunk is not a valid ciphertext.
+        DecryptionError: If a chunk does not hold what it should.
+    """
+    params = vector.params
+    if vector.fresh:
+        raise ValueError("expected a sum, got the vector of a single client; nothing was decrypted")
+    check_coefficients(coefficients, params)
+    if params != round_key.params:
+        raise ParametersMismatchError("the round key was made for other parameters; nothing was decrypted")
+    if vector.key_id != round_key.key_id:
+        raise RoundMismatchError("the vector names another round key; nothing was decrypted")
+    degree = params.poly_modulus_degree
+    opened = np.zeros(len(vector.chunks) * degree, np.int64)
+    for index, chunk in enumerate(vector.chunks):
+        raw = interpolate(round_key._ring_key.decrypt_unrounded(unpack_words(chunk, params)))  # pyright: ignore[reportPrivateUsage]
+        points = np.rint(raw / 2**params.guard_bits)
+        in_range = np.abs(points).max() <= params.amplitude * sum(coefficients)
+        if not in_range or not _is_residual_of(raw - points * 2**params.guard_bits, coefficients, params):
+            raise DecryptionError(f"chunk {index} does not hold the sum: wrong key, other coefficients, or corrupted; nothing was opened")
+        opened[index * degree : (index + 1) * degree] = points.astype(np.int64)
+    if opened[vector.layout.size :].any():
+        raise DecryptionError("the last chunk does not end where the layout does: corrupted, or another layout; nothing was opened")
+    return opened[: vector.layout.size]
+
+
+def _is_residual_of(residual: NDArray[np.float64], coefficients: Sequence[int], params: CkksParams) -> bool:
+    """Whether the distances to the grid, of shape (N,), are the noise that a sum with these coefficients has.
+
+    One fresh ciphertext has noise of variance 21 / 2 per coefficient, so the sum has v = 21 / 2 * sum(c^2). The noise is a
+    sum of independent centred bits, hence strictly sub-Gaussian: for t = 1/4 and N = 4096, P(mean square > (1 + t) v)
+    <= exp(-N (t - log(1 + t)) / 2) < 2^-79, and by Bernstein's inequality for non-negative variables with E x^4 <= 3 v^2,
+    P(mean square < (1 - t) v) <= exp(-N t^2 / 6) < 2^-61. Encoding and decoding add at most three times their relative error
+    times the largest sum. Under a wrong key the residual is uniform and its mean square beyond all of that.
+    """
+    expected = math.sqrt(FRESH_NOISE_VARIANCE * sum(coefficient**2 for coefficient in coefficients))
+    slack = 3 * transform_roundoff(params.poly_modulus_degree) * 2**params.guard_bits * params.amplitude * sum(coefficients)
+    measured = math.sqrt(float(np.mean(residual**2)))
+    low, high = math.sqrt(1 - _MEAN_SQUARE_TOLERANCE), math.sqrt(1 + _MEAN_SQUARE_TOLERANCE)
+    return expected * low - slack <= measured <= expected * high + slack

@@ -1,0 +1,131 @@
+"""What a party promised and opened, durably, so that no crash and no second digest makes it open a round twice."""
+
+import os
+import sqlite3
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from privfed.agreement import RoundContext
+from privfed.errors import AlreadyOpenedError, OpeningRefusedError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS rounds (
+    session BLOB NOT NULL,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    aggregate BLOB,
+    finished INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (session, round)
+)
+"""
+
+
+class Journal:
+    """A party's durable memory, one row per round of a session: the one digest to which it stands, and whether it opened it.
+
+    The first digest of a round that a party approves or begins to open is the only one, in this attempt and in every other.
+    An opening takes the approvals of all participants, so of two digests of one round that share a participant at most one
+    can ever be opened, by anybody: not only by this party. An attempt that failed after its digest was approved is therefore
+    given up together with the round number; the next round has a new update.
+
+    Args:
+        path: SQLite file of this party and no other, made with mode 0600 if it is not there. It holds digests and no data. It
+            must survive restarts: a party that loses it may be talked into a second opening.
+
+    Raises:
+        PermissionError: If others than the owner may write the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if os.name == "posix" and os.fstat(descriptor).st_mode & 0o022:
+                raise PermissionError(f"expected {path.name} to be writable by its owner only; run chmod 600 on it")
+        finally:
+            os.close(descriptor)
+        self._path = path
+        with self._transaction() as connection:
+            connection.execute(_SCHEMA)
+
+    @contextmanager
+    def _transaction(self) -> Generator[sqlite3.Connection]:
+        """A connection per transaction: threads and processes may share the file, and nothing is left open."""
+        with closing(sqlite3.connect(self._path, isolation_level=None, timeout=60)) as connection:
+            connection.execute("PRAGMA synchronous = EXTRA")  # also survives a power cut right after the commit
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def approve(self, context: RoundContext, digest: bytes) -> None:
+        """Records that this party stands to a digest. The same digest again is fine.
+
+        Args:
+            context: Session, round and attempt.
+            digest: 32 bytes of `RoundDigest.digest`.
+
+        Raises:
+            AlreadyOpenedError: If the round is promised to another digest, of whatever attempt; nothing was recorded.
+        """
+        with self._transaction() as connection:
+            self._claim(connection, context, digest)
+
+    def begin(self, context: RoundContext, digest: bytes, *, aggregate: bytes) -> None:
+        """Records, before the decryption, that this party opens one aggregate of a round.
+
+        The same aggregate may begin again as long as the opening is not finished: the party may have crashed in between.
+
+        Args:
+            context: Session, round and attempt.
+            digest: 32 bytes of `RoundDigest.digest`.
+            aggregate: SHA-256 of the whole aggregate message.
+
+        Raises:
+            AlreadyOpenedError: If the round is promised to another digest, another aggregate was begun, or the opening is finished.
+        """
+        with self._transaction() as connection:
+            self._claim(connection, context, digest)
+            begun, finished = connection.execute(
+                "SELECT aggregate, finished FROM rounds WHERE session = ? AND round = ?", (context.agreement.session, context.round)
+            ).fetchone()
+            if finished or (begun is not None and begun != aggregate):
+                raise AlreadyOpenedError(
+                    f"round {context.round} was already opened{'' if finished else ' with another aggregate'}; nothing was decrypted"
+                )
+            connection.execute(
+                "UPDATE rounds SET aggregate = ? WHERE session = ? AND round = ?", (aggregate, context.agreement.session, context.round)
+            )
+
+    def finish(self, context: RoundContext, *, aggregate: bytes) -> None:
+        """Records that what was opened is stored, so it is never opened again.
+
+        Raises:
+            OpeningRefusedError: If this aggregate was not begun, or is finished; nothing was recorded.
+        """
+        with self._transaction() as connection:
+            changed = connection.execute(
+                "UPDATE rounds SET finished = 1 WHERE session = ? AND round = ? AND aggregate = ? AND finished = 0",
+                (context.agreement.session, context.round, aggregate),
+            ).rowcount
+            if changed != 1:
+                raise OpeningRefusedError(f"no opening of round {context.round} is under way; nothing was recorded")
+
+    @staticmethod
+    def _claim(connection: sqlite3.Connection, context: RoundContext, digest: bytes) -> None:
+        connection.execute(
+            "INSERT OR IGNORE INTO rounds (session, round, attempt, digest) VALUES (?, ?, ?, ?)",
+            (context.agreement.session, context.round, context.attempt, digest),
+        )
+        attempt, promised = connection.execute(
+            "SELECT attempt, digest FROM rounds WHERE session = ? AND round = ?", (context.agreement.session, context.round)
+        ).fetchone()
+        if promised != digest:
+            raise AlreadyOpenedError(
+                f"round {context.round} is promised to another digest, of attempt {attempt}; nothing was approved and nothing "
+                "was decrypted; go on with a new round"
+            )

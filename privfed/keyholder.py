@@ -1,0 +1,73 @@
+"""The one place that opens an aggregate: after all approvals, once per round, on the record.
+
+In `SharedKey` mode every client is its own key holder; the same class serves a separate one.
+"""
+
+from privfed.agreement import RoundContext
+from privfed.approval import check_digest
+from privfed.digest import hash_message
+from privfed.errors import OpeningRefusedError
+from privfed.he.codec import dequantise
+from privfed.he.secret import RoundKey, open_sum
+from privfed.journal import Journal
+from privfed.update import Aggregate, PlainVector
+from privfed.wire import decode_aggregate
+
+
+class KeyHolder:
+    """Opens the aggregate of one round.
+
+    Args:
+        context: Agreement, round and attempt.
+        round_key: The key of this round and attempt. Secret.
+        journal: This party's own; a participant hands the one in which it approved.
+    """
+
+    def __init__(self, *, context: RoundContext, round_key: RoundKey, journal: Journal) -> None:
+        self._context = context
+        self._round_key = round_key
+        self._journal = journal
+        self._opened: bytes | None = None
+
+    def open(self, data: bytes) -> Aggregate[PlainVector]:
+        """Verifies everything, records the opening, then decrypts.
+
+        After a crash the same bytes may be opened again until `finish`. No other bytes, and nothing after `finish`. What fails
+        here must not be told to the server in more words than "abort".
+
+        Args:
+            data: The server's aggregate message.
+
+        Returns:
+            The weighted mean of the participants' updates on the grid. It is released data: public or the consortium's.
+
+        Raises:
+            OpeningRefusedError: If a participant did not approve, the coefficients or the rule are not the agreed ones, or the
+                policy does not allow the opening.
+            AlreadyOpenedError: If the round is promised to another digest, another aggregate was begun, or it is finished.
+            DecryptionError: If it does not decrypt to grid points.
+            PrivFedError: As `wire.decode_aggregate`.
+        """
+        message = decode_aggregate(data, self._context, self._round_key.key_id)
+        digest = message.digest
+        if message.approved_by != digest.participants:
+            missing = [name for name in digest.participants if name not in message.approved_by]
+            raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
+        check_digest(self._context, digest)
+        opened = hash_message(data)
+        self._journal.begin(self._context, digest.digest(self._context), aggregate=opened)
+        grid_sum = open_sum(message.vector, self._round_key, coefficients=digest.coefficients)
+        agreement = self._context.agreement
+        values = dequantise(grid_sum, sum(digest.coefficients), agreement.params)
+        self._opened = opened
+        return Aggregate(round=self._context.round, vector=PlainVector(layout=agreement.layout, values=values), coefficients=digest.by_name)
+
+    def finish(self) -> None:
+        """Records that the model with the aggregate in it is stored. From here on nothing of this round is opened again.
+
+        Raises:
+            OpeningRefusedError: If nothing was opened here, or the opening was finished before.
+        """
+        if self._opened is None:
+            raise OpeningRefusedError(f"no aggregate of round {self._context.round} was opened here; nothing was recorded")
+        self._journal.finish(self._context, aggregate=self._opened)

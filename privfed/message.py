@@ -1,0 +1,203 @@
+r"""The frame of every message: who says what kind of thing about which round, signed.
+
+    magic "privfed\0" | version 1 | kind 1 | sender | session 16 | round 4 | attempt 4 | roster 32 | params 32 | layout 32 |
+    weights 32 | rule 32 | policy 32 | key id 16 | library versions | payload length 8 | payload | Ed25519 signature 64
+
+Numbers are big-endian; sender and library versions are ASCII with a length byte in front; the six fields of 32 bytes are
+`Agreement.parts`. The signature covers every byte before it. Nothing behind the sender is looked at before the length was
+bounded and the signature verified; nothing in the payload before the whole header agrees with what the receiver expects.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from privfed.agreement import SESSION_BYTES, RoundContext
+from privfed.errors import AgreementMismatchError, InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError
+from privfed.he.params import KEY_ID_BYTES
+from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity
+
+MAGIC = b"privfed\0"
+FORMAT_VERSION = 1
+DIGEST_BYTES = 32
+MAX_TEXT_BYTES = 255
+_PREFIX = struct.Struct(f">{len(MAGIC)}sBB")
+_ROUND = struct.Struct(f">{SESSION_BYTES}sII")
+_PARTS = ("roster", "params", "layout", "weights", "rule", "policy")
+MAX_FRAME_BYTES = _PREFIX.size + _ROUND.size + len(_PARTS) * DIGEST_BYTES + KEY_ID_BYTES + 2 * (1 + MAX_TEXT_BYTES) + 8 + SIGNATURE_BYTES
+
+
+class Kind(IntEnum):
+    """What a message says. The number is a byte on the wire and is never given to another kind."""
+
+    SETUP = 1
+    UPLOAD = 2
+    DIGEST = 3
+    APPROVAL = 4
+    AGGREGATE = 5
+
+
+_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE)
+
+
+class Reader:
+    """Takes fields off bytes from outside, front to back.
+
+    Raises:
+        InvalidMessageError: From every method, if the bytes are not what they should be.
+    """
+
+    __slots__ = ("_data", "_position")
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = memoryview(data)
+        self._position = 0
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes."""
+        if size > len(self._data) - self._position:
+            raise InvalidMessageError
+        self._position += size
+        return bytes(self._data[self._position - size : self._position])
+
+    def integer(self, size: int) -> int:
+        """The next `size` bytes as an unsigned integer."""
+        return int.from_bytes(self.take(size), "big")
+
+    def text(self) -> str:
+        """A length byte and so many printable ASCII characters."""
+        raw = self.take(self.integer(1))
+        if not all(32 <= byte < 127 for byte in raw):
+            raise InvalidMessageError
+        return raw.decode("ascii")
+
+    def rest(self) -> memoryview:
+        """What was not taken yet."""
+        return self._data[self._position :]
+
+    def end(self) -> None:
+        """Demands that nothing is left."""
+        if self._position != len(self._data):
+            raise InvalidMessageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Frame:
+    """A message whose length, signature and header were checked.
+
+    Args:
+        sender: Pinned party that signed it.
+        key_id: Key to which it belongs.
+        payload: Not parsed yet.
+    """
+
+    sender: str
+    key_id: bytes
+    payload: memoryview
+
+
+def write_text(text: str) -> bytes:
+    """Length byte and ASCII characters.
+
+    Raises:
+        ValueError: If the text is longer than 255 characters or not ASCII.
+    """
+    raw = text.encode("ascii")
+    if len(raw) > MAX_TEXT_BYTES:
+        raise ValueError(f"expected at most {MAX_TEXT_BYTES} characters, got {len(raw)}")
+    return len(raw).to_bytes(1, "big") + raw
+
+
+def seal(context: RoundContext, identity: Identity, kind: Kind, *, key_id: bytes, payload: bytes) -> bytes:
+    """Frames and signs a payload.
+
+    Raises:
+        ValueError: If the identity is not the one that the roster pins for this kind of message.
+    """
+    if identity.public not in _speakers(context, kind):
+        raise ValueError(f"expected an identity that the roster pins for {kind.name}, got {identity.name!r}")
+    agreement = context.agreement
+    body = b"".join(
+        (
+            _PREFIX.pack(MAGIC, FORMAT_VERSION, kind),
+            write_text(identity.name),
+            _ROUND.pack(agreement.session, context.round, context.attempt),
+            *(agreement.parts[part] for part in _PARTS),
+            key_id,
+            write_text(agreement.params.versions),
+            len(payload).to_bytes(8, "big"),
+            payload,
+        )
+    )
+    return body + identity.sign(body)
+
+
+def unseal(data: bytes, context: RoundContext, kind: Kind, *, max_payload: int) -> Frame:
+    """Verifies length, signature and header of a message, in this order.
+
+    Args:
+        data: Bytes from outside.
+        context: What the receiver takes part in.
+        kind: The only kind that is acceptable here.
+        max_payload: Largest payload in bytes that this kind can have in this context.
+
+    Raises:
+        InvalidMessageError: If it is not an authentic message of this kind from a pinned party.
+        RoundMismatchError: If it is authentic and belongs to another session, round or attempt.
+        ParametersMismatchError: If the sender has other encryption parameters, or other versions of SEAL or TenSEAL.
+        LayoutMismatchError: If the sender has another layout.
+        AgreementMismatchError: If the sender has another roster, other weights, another rule or another policy.
+    """
+    if len(data) > MAX_FRAME_BYTES + max_payload or len(data) < SIGNATURE_BYTES:
+        raise InvalidMessageError
+    body = memoryview(data)[:-SIGNATURE_BYTES]
+    reader = Reader(body)
+    magic, version, number = _PREFIX.unpack(reader.take(_PREFIX.size))
+    if magic != MAGIC or version != FORMAT_VERSION or number != kind:
+        raise InvalidMessageError
+    name = reader.text()
+    sender = next((party for party in _speakers(context, kind) if party.name == name), None)
+    if sender is None:
+        raise InvalidMessageError
+    sender.verify(bytes(body), bytes(data[-SIGNATURE_BYTES:]))
+    _check_header(reader, context, name)
+    key_id = reader.take(KEY_ID_BYTES)
+    reader.text()
+    size = reader.integer(8)
+    if size != len(reader.rest()) or size > max_payload:
+        raise InvalidMessageError
+    return Frame(sender=name, key_id=key_id, payload=reader.rest())
+
+
+def _speakers(context: RoundContext, kind: Kind) -> tuple[PublicIdentity, ...]:
+    roster = context.agreement.roster
+    return (roster.server,) if kind in _FROM_SERVER else roster.clients
+
+
+def _check_header(reader: Reader, context: RoundContext, sender: str) -> None:
+    """Compares the signed header with what the receiver agreed to; names what differs."""
+    agreement = context.agreement
+    session, number, attempt = _ROUND.unpack(reader.take(_ROUND.size))
+    parts = {part: reader.take(DIGEST_BYTES) for part in _PARTS}
+    if session != agreement.session:
+        raise RoundMismatchError(f"the message of {sender!r} belongs to another session; it was dropped and nothing happened")
+    if (number, attempt) != (context.round, context.attempt):
+        raise RoundMismatchError(
+            f"the message of {sender!r} belongs to round {number}, attempt {attempt}, and not to round {context.round}, "
+            f"attempt {context.attempt}; it was dropped and nothing happened"
+        )
+    if parts["params"] != agreement.parts["params"]:
+        after_key_id = Reader(reader.rest())
+        after_key_id.take(KEY_ID_BYTES)
+        raise ParametersMismatchError(
+            f"{sender!r} has other encryption parameters or library versions ({after_key_id.text()}; here {agreement.params.versions}); "
+            "its message was dropped and nothing happened; install the same minor versions and agree on the parameters"
+        )
+    if parts["layout"] != agreement.parts["layout"]:
+        raise LayoutMismatchError(f"{sender!r} has another layout of the model; its message was dropped and nothing happened")
+    differing = [part for part in ("roster", "weights", "rule", "policy") if parts[part] != agreement.parts[part]]
+    if differing:
+        raise AgreementMismatchError(
+            f"{sender!r} has another idea of the {' and the '.join(differing)}; its message was dropped and nothing happened; "
+            "settle the agreement and start a new session"
+        )

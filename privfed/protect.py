@@ -1,0 +1,55 @@
+"""The client's outbound boundary: what leaves it is on the grid and encrypted."""
+
+from dataclasses import dataclass
+
+from privfed.agreement import RoundContext
+from privfed.he.additive import CkksVector
+from privfed.he.codec import quantise
+from privfed.he.params import CkksParams
+from privfed.he.secret import RoundBinding, RoundKey, SharedKey, encrypt
+from privfed.update import PlainVector, Update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Protected:
+    """An update that may leave, and what stays.
+
+    Args:
+        update: Encrypted. Public.
+        saturated: Number of coordinates beyond the bound, which were clipped to it. Private: it stays at the client.
+    """
+
+    update: Update[CkksVector]
+    saturated: int
+
+
+def round_key(key: SharedKey, context: RoundContext) -> RoundKey:
+    """The secret key of one attempt at one round; another attempt, round, session, roster or parameter has another.
+
+    Args:
+        key: The clients' shared secret.
+        context: Agreement, round and attempt.
+    """
+    agreement = context.agreement
+    return key.round_key(
+        RoundBinding(
+            session=agreement.session,
+            attempt=context.attempt,
+            round=context.round,
+            roster_digest=agreement.roster.digest,
+            params=agreement.params,
+        )
+    )
+
+
+def protect(update: Update[PlainVector], *, params: CkksParams, round_key: RoundKey) -> Protected:
+    """Clips every coordinate to the public bound, quantises to the grid, and encrypts.
+
+    Args:
+        update: In the clear. Private.
+        params: Encryption parameters of the session.
+        round_key: Key of this round and attempt; it encrypts once.
+    """
+    grid, saturated = quantise(update.vector.values, params)
+    vector = encrypt(grid, update.vector.layout, params, round_key)
+    return Protected(update=Update(sender=update.sender, round=update.round, vector=vector), saturated=saturated)

@@ -1,0 +1,246 @@
+"""The server's side of one round: bytes in, bytes out, a weighted sum on ciphertexts, and no key.
+
+Everything that the server knows about the round stands in its spool as the signed messages themselves, so a new `Server` on
+the same directory goes on where the last one stopped. It holds one upload in memory while it checks it, and one chunk of one
+upload while it adds.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from enum import Enum
+from pathlib import Path
+
+from privfed.agreement import RoundContext
+from privfed.digest import RoundDigest, hash_message
+from privfed.errors import CohortError, OpeningRefusedError, ParametersMismatchError
+from privfed.he.additive import CkksVector, sum_chunks
+from privfed.identity import Identity
+from privfed.message import Kind
+from privfed.spool import Spool
+from privfed.wire import (
+    decode_approval,
+    decode_digest,
+    decode_setup,
+    decode_upload,
+    encode_aggregate,
+    encode_digest,
+    upload_chunk,
+)
+
+
+class Phase(Enum):
+    """Where a round stands. A phase ends when the file of its value is in the spool; they follow each other in this order.
+
+    A message in the wrong phase is refused without a look at it.
+    """
+
+    SETUP = "key"
+    """Setup messages come in: every client says which key it derived."""
+    UPLOAD = "digest"
+    """Uploads come in."""
+    APPROVAL = "aggregate"
+    """The digest is announced and approvals come in."""
+    DONE = "done"
+    """The aggregate is made; there is no such file, so it never ends."""
+
+
+class Server:
+    """Runs one attempt at one round.
+
+    An identical resend of a message is fine in every phase. A second, different message of a client is refused.
+
+    Args:
+        context: Agreement, round and attempt.
+        identity: The roster's server.
+        selected: Names of the clients of this round.
+        spool: Directory for the messages of all rounds; a subdirectory is made for this attempt.
+
+    Raises:
+        ValueError: If the identity is not the roster's server, or a selected client is not in the roster.
+        CohortError: If the policy demands more clients than were selected; nothing was started.
+    """
+
+    def __init__(self, *, context: RoundContext, identity: Identity, selected: Collection[str], spool: Path) -> None:
+        roster = context.agreement.roster
+        if identity.public != roster.server:
+            raise ValueError(f"expected the identity of the roster's server, got {identity.name!r}")
+        strangers = sorted(set(selected) - set(roster.names))
+        if strangers:
+            raise ValueError(f"expected clients of the roster, got {strangers}")
+        self._context = context
+        self._identity = identity
+        self._selected = frozenset(selected)
+        self._require_enough(self._selected, "selected clients")
+        self._spool = Spool(spool / f"{context.agreement.session.hex()}-{context.round}-{context.attempt}")
+
+    @property
+    def phase(self) -> Phase:
+        """Where the round stands."""
+        return next(phase for phase in Phase if not self._spool.has(phase.value))
+
+    def received(self, kind: Kind) -> tuple[str, ...]:
+        """Names of the clients whose message of this kind is stored, in roster order."""
+        stored = set(self._spool.names(_prefix(kind)))
+        return tuple(name for name in self._context.agreement.roster.names if name in stored)
+
+    def receive_setup(self, data: bytes) -> str:
+        """Stores a client's setup message; returns the client's name.
+
+        Raises:
+            CohortError: If the client was not selected, sent another setup message before, or comes too late.
+            PrivFedError: As `wire.decode_setup`.
+        """
+        sender, _ = decode_setup(data, self._context)
+        return self._store(Kind.SETUP, sender, data, phase=Phase.SETUP, cohort=self._selected)
+
+    def start_uploads(self) -> tuple[str, ...]:
+        """Ends the setup: names of the clients that may upload, which all derived the same key.
+
+        Raises:
+            CohortError: If the policy demands more clients; the setup goes on.
+            ParametersMismatchError: If key ids differ; names the clients outside the largest group. Nothing was started.
+        """
+        cohort = self.received(Kind.SETUP)
+        if self.phase is not Phase.SETUP:
+            return cohort
+        self._require_enough(cohort, "setup messages")
+        groups: defaultdict[bytes, list[str]] = defaultdict(list)
+        for name in cohort:
+            groups[decode_setup(self._spool.get(_prefix(Kind.SETUP) + name), self._context)[1]].append(name)
+        key_id = max(groups, key=lambda candidate: len(groups[candidate]))
+        if len(groups) > 1:
+            differing = [name for name in cohort if name not in groups[key_id]]
+            raise ParametersMismatchError(
+                f"{differing} derived another key than {groups[key_id]}; nothing was started. Either their shared key is another "
+                "one, or their platform is: SEAL's sampling depends on the C++ library: transport the key"
+            )
+        self._spool.put(Phase.SETUP.value, key_id)
+        return cohort
+
+    def receive_upload(self, data: bytes) -> str:
+        """Verifies and stores a client's upload; returns the client's name.
+
+        Raises:
+            CohortError: If the client took no part in the setup, sent another upload before, or comes in another phase.
+            RoundMismatchError: If it is encrypted under another key.
+            PrivFedError: As `wire.decode_upload`.
+        """
+        self._require_started()
+        update = decode_upload(data, self._context, self._key_id)
+        return self._store(Kind.UPLOAD, update.sender, data, phase=Phase.UPLOAD, cohort=self.received(Kind.SETUP))
+
+    def close(self) -> bytes:
+        """Ends the uploads and announces what will be summed; the same bytes again when called again.
+
+        Returns:
+            A digest message, for every participant to approve.
+
+        Raises:
+            CohortError: If uploads were not started, or the policy does not allow an opening of those that came. Nothing was
+                summed; more uploads may come.
+        """
+        self._require_started()
+        if self.phase is Phase.UPLOAD:
+            participants = self.received(Kind.UPLOAD)
+            self._require_enough(participants, "uploads")
+            try:
+                coefficients = self._context.agreement.coefficients(participants)
+            except OpeningRefusedError as error:
+                raise CohortError(f"the uploads that came may not be opened: {error}; nothing was summed") from error
+            digest = RoundDigest(
+                participants=participants,
+                coefficients=tuple(coefficients.values()),
+                upload_hashes=tuple(hash_message(self._spool.get(_prefix(Kind.UPLOAD) + name)) for name in participants),
+                rule=self._context.agreement.rule.name,
+                key_id=self._key_id,
+            )
+            self._spool.put(Phase.UPLOAD.value, encode_digest(self._context, self._identity, digest))
+        return self._spool.get(Phase.UPLOAD.value)
+
+    def receive_approval(self, data: bytes) -> str:
+        """Verifies and stores a participant's approval; returns the participant's name.
+
+        Raises:
+            CohortError: If no digest was announced, the client is not in it, or it comes in another phase.
+            RoundMismatchError: If it approves another digest.
+            PrivFedError: As `wire.decode_approval`.
+        """
+        digest = self._digest()
+        sender = decode_approval(data, self._context, digest)
+        return self._store(Kind.APPROVAL, sender, data, phase=Phase.APPROVAL, cohort=digest.participants)
+
+    def aggregate(self) -> bytes:
+        """Sums the uploads, chunk by chunk; the same bytes again when called again.
+
+        Returns:
+            An aggregate message, for the openers.
+
+        Raises:
+            CohortError: If an approval is missing, or a stored upload is not what was announced; nothing was summed.
+        """
+        digest = self._digest()
+        if self.phase is Phase.APPROVAL:
+            approved = self.received(Kind.APPROVAL)
+            missing = [name for name in digest.participants if name not in approved]
+            if missing:
+                raise CohortError(f"approvals of {missing} are missing; nothing was summed; wait for them or go on with a new round")
+            for name, announced in zip(digest.participants, digest.upload_hashes, strict=True):
+                with self._upload_path(name).open("rb") as file:
+                    if hashlib.file_digest(file, "sha256").digest() != announced:
+                        raise CohortError(f"the stored upload of {name!r} is not the announced one; nothing was summed")
+            params, layout = self._context.agreement.params, self._context.agreement.layout
+            chunks = tuple(sum_chunks(self._column(digest, index), params) for index in range(params.chunks(layout)))
+            vector = CkksVector(layout=layout, params=params, key_id=digest.key_id, chunks=chunks, fresh=False)
+            approvals = [self._spool.get(_prefix(Kind.APPROVAL) + name) for name in digest.participants]
+            message = encode_aggregate(self._context, self._identity, self._spool.get(Phase.UPLOAD.value), approvals, vector)
+            self._spool.put(Phase.APPROVAL.value, message)
+        return self._spool.get(Phase.APPROVAL.value)
+
+    def _column(self, digest: RoundDigest, index: int) -> Iterator[tuple[int, bytes]]:
+        """Coefficient and chunk `index` of every upload, read from disk one at a time."""
+        for name, coefficient in zip(digest.participants, digest.coefficients, strict=True):
+            path = self._upload_path(name)
+            span = upload_chunk(path.stat().st_size, self._context, index)
+            with path.open("rb") as file:
+                file.seek(span.start)
+                yield coefficient, file.read(span.stop - span.start)
+
+    @property
+    def _key_id(self) -> bytes:
+        return self._spool.get(Phase.SETUP.value)
+
+    def _upload_path(self, name: str) -> Path:
+        return self._spool.path(_prefix(Kind.UPLOAD) + name)
+
+    def _digest(self) -> RoundDigest:
+        if self.phase in (Phase.SETUP, Phase.UPLOAD):
+            raise CohortError(f"round {self._context.round} has no digest yet; close the uploads first; nothing happened")
+        return decode_digest(self._spool.get(Phase.UPLOAD.value), self._context, self._key_id)
+
+    def _require_started(self) -> None:
+        if self.phase is Phase.SETUP:
+            raise CohortError(f"round {self._context.round} is still in its setup; start the uploads first; nothing happened")
+
+    def _require_enough(self, names: Collection[str], what: str) -> None:
+        least = self._context.agreement.policy.min_clients
+        if len(names) < least:
+            raise CohortError(f"the policy demands {least} clients, and there are {len(names)} {what}; nothing was summed")
+
+    def _store(self, kind: Kind, sender: str, data: bytes, *, phase: Phase, cohort: Collection[str]) -> str:
+        """Keeps a verified message, or refuses it; the same bytes again are fine whenever they come."""
+        name = _prefix(kind) + sender
+        if self._spool.has(name):
+            if self._spool.get(name) != data:
+                raise CohortError(f"{sender!r} sent another {kind.name} message before; this one was dropped")
+            return sender
+        if self.phase is not phase:
+            raise CohortError(f"the {kind.name} message of {sender!r} came in the phase {self.phase.name}; it was dropped")
+        if sender not in cohort:
+            raise CohortError(f"{sender!r} takes no part in round {self._context.round}; its {kind.name} message was dropped")
+        self._spool.put(name, data)
+        return sender
+
+
+def _prefix(kind: Kind) -> str:
+    return f"{kind.name.lower()}-"

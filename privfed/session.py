@@ -1,0 +1,107 @@
+"""A client's side of a session, up to the approval of a digest. Bytes in, bytes out."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from privfed.agreement import Agreement, RoundContext
+from privfed.approval import approve
+from privfed.client import Trainer
+from privfed.digest import hash_message
+from privfed.identity import Identity
+from privfed.journal import Journal
+from privfed.protect import protect, round_key
+from privfed.spool import Spool
+from privfed.state import ModelState, ModelStore
+from privfed.update import Aggregate, PlainVector
+from privfed.wire import encode_setup, encode_upload
+
+if TYPE_CHECKING:
+    from privfed.he.secret import RoundKey, SharedKey
+
+
+class ClientSession:
+    """One client's side of a session: it trains, protects, sends, and approves.
+
+    Everything it must not forget is in its directory: the encrypted uploads, the promises, the model. A new object on the same
+    directory goes on where the last one stopped. An upload is stored before the ledger's reservation is committed, and a retry
+    resends the stored bytes; so nothing is trained, encrypted or charged twice for one upload.
+
+    Args:
+        trainer: The client's training.
+        identity: Its signing key.
+        agreement: What the session agreed on.
+        keys: The clients' shared key. Secret.
+        start: The weights from which the session starts, if the directory holds no later ones.
+        directory: This client's own; made with mode 0700 if it is not there.
+    """
+
+    def __init__(
+        self, *, trainer: Trainer, identity: Identity, agreement: Agreement, keys: "SharedKey", start: PlainVector, directory: Path
+    ) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._trainer = trainer
+        self._identity = identity
+        self._agreement = agreement
+        self._keys = keys
+        self._outbox = Spool(directory / "outbox")
+        self._store = ModelStore(directory / "model.npz", layout=agreement.layout)
+        self._state = self._store.load() or ModelState(values=start)
+        self._round_key: tuple[bytes, RoundKey] | None = None
+        self.journal = Journal(directory / "journal.sqlite")
+
+    @property
+    def state(self) -> ModelState:
+        """The model as this client holds it."""
+        return self._state
+
+    def round_key(self, context: RoundContext) -> "RoundKey":
+        """The key of a round. Secret. Kept until another round asks for its own, because deriving it takes longer than using it."""
+        if self._round_key is None or self._round_key[0] != context.digest:
+            self._round_key = (context.digest, round_key(self._keys, context))
+        return self._round_key[1]
+
+    def setup(self, context: RoundContext) -> bytes:
+        """The setup message: which key this client derived for the round."""
+        return encode_setup(context, self._identity, self.round_key(context).key_id)
+
+    def upload(self, context: RoundContext) -> bytes:
+        """Charges the ledger, trains, encrypts, stores; returns the upload message. Again, it returns the stored bytes.
+
+        Raises:
+            BudgetExceededError: If the budget does not cover the round; nothing was trained.
+            PrivFedError: As `Trainer.train`; what was charged stays charged.
+        """
+        place = {"session": context.agreement.session, "round": context.round, "attempt": context.attempt}
+        name = f"{context.agreement.session.hex()}-{context.round}-{context.attempt}"
+        if not self._outbox.has(name):
+            update = self._trainer.train(self._state.values, **place)
+            protected = protect(update, params=context.agreement.params, round_key=self.round_key(context))
+            self._outbox.put(name, encode_upload(context, self._identity, protected.update))
+        self._trainer.commit(**place)
+        return self._outbox.get(name)
+
+    def approve(self, context: RoundContext, digest: bytes) -> bytes:
+        """Checks the server's digest and signs it.
+
+        Raises:
+            PrivFedError: As `approval.approve`.
+        """
+        return approve(
+            context,
+            self._identity,
+            digest,
+            key_id=self.round_key(context).key_id,
+            upload_hash=hash_message(self.upload(context)),
+            journal=self.journal,
+        )
+
+    def apply(self, aggregate: Aggregate[PlainVector]) -> None:
+        """Adds an opened aggregate to the model, durably. An aggregate that is in the model already is left alone."""
+        if aggregate.round in self._state.rounds:
+            return
+        state = ModelState(
+            values=PlainVector(layout=self._agreement.layout, values=self._state.values.values + aggregate.vector.values),
+            rounds=(*self._state.rounds, aggregate.round),
+        )
+        self._store.save(state)
+        self._state = state

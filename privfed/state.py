@@ -1,0 +1,74 @@
+"""A party's durable copy of the model: which rounds are in it, and its weights."""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from privfed.update import Layout, PlainVector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelState:
+    """The model as one party holds it.
+
+    Args:
+        values: The weights.
+        rounds: Numbers of the rounds whose aggregates are in it, ascending.
+
+    Raises:
+        ValueError: If the rounds are not ascending.
+    """
+
+    values: PlainVector
+    rounds: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(later <= earlier for earlier, later in zip(self.rounds, self.rounds[1:], strict=False)):
+            raise ValueError(f"expected ascending rounds, got {self.rounds}")
+
+
+class ModelStore:
+    """One file with the current `ModelState`, replaced as a whole: a crash leaves the old or the new one, never a mixture.
+
+    Args:
+        path: The file, made with mode 0600 by the first `save`.
+        layout: Layout of the model.
+    """
+
+    def __init__(self, path: Path, *, layout: Layout) -> None:
+        self._path = path
+        self._layout = layout
+
+    def load(self) -> ModelState | None:
+        """The stored state, or None if nothing was stored yet.
+
+        Raises:
+            LayoutMismatchError: If the file holds a model of another size.
+        """
+        if not self._path.exists():
+            return None
+        with np.load(self._path, allow_pickle=False) as file:
+            return ModelState(
+                values=PlainVector(layout=self._layout, values=file["values"]), rounds=tuple(int(number) for number in file["rounds"])
+            )
+
+    def save(self, state: ModelState) -> None:
+        """Replaces the stored state; it is on disk, synchronised, before this returns."""
+        descriptor, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.savez(file, values=state.values.values, rounds=np.array(state.rounds, dtype=np.int64))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self._path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -1,0 +1,167 @@
+"""Losses, one number per record. The library reduces them itself, because a mean over the batch would tie records together."""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from privfed.errors import UnsupportedDataError, UnsupportedModelError
+from privfed.training.model import trainable_parameters
+
+# Uneven on purpose: with as many ones as zeros in each half, a loss weighted by class frequency would look independent.
+_SYNTHETIC_LABELS = (0, 1, 0, 0, 1, 0)
+# Rounding differs between a batch and a single record by some 1e-6; a loss that mixes six records differs by whole shares.
+_TOLERANCE = 1e-3
+
+
+class PerSampleLoss(Protocol):
+    """A loss per record, that depends on this record alone."""
+
+    def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The losses of a batch.
+
+        Args:
+            outputs: What the model returned, with the batch first, float32.
+            labels: Class indices of shape (batch,), int64.
+
+        Returns:
+            Losses of shape (batch,), differentiable with respect to the outputs.
+        """
+        ...
+
+
+def binary_cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of yes-or-no labels, of shape (batch,).
+
+    Args:
+        outputs: Logits of shape (batch,) or (batch, 1).
+        labels: 0 or 1, of shape (batch,).
+
+    Raises:
+        ValueError: If the outputs have another shape.
+        UnsupportedDataError: If there is another label than 0 and 1.
+    """
+    return BinaryCrossEntropy(positive_weight=1.0)(outputs, labels)
+
+
+def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of class labels, of shape (batch,).
+
+    Args:
+        outputs: Logits of shape (batch, classes).
+        labels: Class indices from 0, of shape (batch,).
+
+    Raises:
+        ValueError: If the outputs have another shape.
+        UnsupportedDataError: If a label is not one of the classes.
+    """
+    if outputs.ndim != 2 or outputs.shape[1] < 2:
+        raise ValueError(f"expected outputs of shape (batch, classes) with at least 2 classes, got {tuple(outputs.shape)}")
+    _check_labels(labels, classes=outputs.shape[1])
+    return functional.cross_entropy(outputs, labels, reduction="none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BinaryCrossEntropy:
+    """Cross-entropy of yes-or-no labels in which each positive record counts several times.
+
+    The weight multiplies the gradient of a record before clipping, so it never raises the sensitivity.
+
+    Args:
+        positive_weight: Factor on the loss of records with label 1. Public; do not derive it from private label counts.
+
+    Raises:
+        ValueError: If the weight is not positive and finite.
+    """
+
+    positive_weight: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.positive_weight) and self.positive_weight > 0):
+            raise ValueError(f"expected positive_weight to be positive and finite, got {self.positive_weight}")
+
+    def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The losses of a batch, of shape (batch,); see `binary_cross_entropy`."""
+        if outputs.shape not in (labels.shape, (*labels.shape, 1)):
+            raise ValueError(f"expected one output per record, of shape (batch,) or (batch, 1), got {tuple(outputs.shape)}")
+        _check_labels(labels, classes=2)
+        return functional.binary_cross_entropy_with_logits(
+            outputs.reshape(labels.shape),
+            labels.to(outputs.dtype),
+            reduction="none",
+            pos_weight=outputs.new_tensor(self.positive_weight),
+        )
+
+
+def _check_labels(labels: torch.Tensor, *, classes: int) -> None:
+    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise UnsupportedDataError(f"expected labels from 0 to {classes - 1}, got another one; nothing was trained")
+
+
+def synthetic_records(inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A few made-up records, features of shape (records, inputs) and labels: what checks run on instead of private data."""
+    records = len(_SYNTHETIC_LABELS)
+    return torch.arange(records * inputs, dtype=torch.float32).cos().view(records, inputs), torch.tensor(_SYNTHETIC_LABELS)
+
+
+def perturbed_copy(module: nn.Module) -> nn.Module:
+    """A copy in training mode with slightly moved weights, because a module of zeros would hide what it does to records."""
+    model = copy.deepcopy(module).train()
+    with torch.no_grad():
+        for parameter in trainable_parameters(model).values():
+            parameter.add_(torch.arange(parameter.numel(), dtype=torch.float32).cos().view_as(parameter), alpha=0.05)
+    return model
+
+
+def check_loss(module: nn.Module, loss: PerSampleLoss, *, inputs: int, labels: NDArray[np.int64]) -> None:
+    """Refuses a loss, or a model under it, that is not one number per record from that record alone.
+
+    Runs on made-up records. Of the private data only the labels are read, to find those that the loss cannot take.
+
+    Args:
+        module: The model. It is not changed.
+        loss: The loss.
+        inputs: Number of feature columns. Public.
+        labels: All labels of the client. Private.
+
+    Raises:
+        UnsupportedModelError: If model or loss fail on made-up records, return another shape than (batch,), draw from torch's
+            generator, or give a record another loss when it stands alone.
+        UnsupportedDataError: If the loss does not take a label.
+    """
+    model = perturbed_copy(module)
+    features, synthetic_labels = synthetic_records(inputs)
+    generator_state = torch.random.get_rng_state()
+    try:
+        outputs = model(features)
+        losses = loss(outputs, synthetic_labels)
+        alone = [loss(model(features[i : i + 1]), synthetic_labels[i : i + 1]) for i in range(len(features))]
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"model and loss fail on {len(features)} made-up records of {inputs} columns; nothing was trained"
+        ) from error
+    finally:
+        drew = not torch.equal(generator_state, torch.random.get_rng_state())
+        torch.random.set_rng_state(generator_state)
+    if drew:
+        raise UnsupportedModelError("model or loss draws from torch's generator; remove dropout and the like; nothing was trained")
+    if losses.shape != synthetic_labels.shape or any(single.shape != (1,) for single in alone):
+        raise UnsupportedModelError(
+            f"expected one loss per record, of shape (batch,), got {tuple(losses.shape)}; use reduction='none'; nothing was trained"
+        )
+    if not torch.allclose(losses, torch.cat(alone), rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+        raise UnsupportedModelError(
+            "the loss of a record depends on the other records of its batch, so clipping would not bound what one record does; "
+            "remove means, sums and weights over the batch from model and loss; nothing was trained"
+        )
+    try:
+        loss(outputs.new_zeros((1, *outputs.shape[1:])).expand(len(labels), *outputs.shape[1:]), torch.tensor(labels))
+    except (RuntimeError, IndexError, ValueError):
+        # Not chained: the inner message may hold a label.
+        raise UnsupportedDataError("the loss does not take the client's labels; nothing was trained") from None

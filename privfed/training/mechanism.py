@@ -1,0 +1,195 @@
+"""How a client trains: the public parameters of a training run, what the run costs, and what it returns."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Self, final
+
+from privfed.dp.accounting import calibrate_noise_multiplier
+from privfed.dp.mechanism import Budget, NonPrivateRelease, PoissonSampledGaussian
+from privfed.update import PlainVector
+
+# A noised gradient sum is rounded to this fraction of max_grad_norm, so that the low bits of a floating-point number, which
+# tell sums apart (Mironov, 2012, "On significance of the least significant bits"), do not exist.
+GRID_FRACTION = 2.0**-20
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not (math.isfinite(number) and number > 0):
+            raise ValueError(f"expected {name} to be positive and finite, got {number}")
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"expected {name} to be a whole number of at least 1, got {count}")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpSgd:
+    """DP-SGD with Poisson sampling (Abadi et al., 2016, algorithm 1): record-level differential privacy. All fields are public.
+
+    Nothing in it may be derived from private data: the batch is divided by the declared `expected_batch_size` and sampled at
+    the declared `sample_rate`, whatever the number of records really is.
+
+    Args:
+        noise_multiplier: Standard deviation of the noise on the sum of clipped gradients, in units of `max_grad_norm`.
+        max_grad_norm: Bound on the Euclidean norm that one record's gradient may have in the sum.
+        sample_rate: Probability with which each record enters each batch, independently of the others; from 0 (exclusive) to 1.
+        expected_batch_size: What the noised sum is divided by; at least 1.
+        steps: Number of steps of one training run. Exactly as many are executed and charged, empty batches included.
+        learning_rate: Step length of plain gradient descent.
+        max_records: Most records a client may have. Left out, it is `expected_batch_size / sample_rate`, rounded up.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    Example:
+        >>> mechanism = DpSgd(
+        ...     noise_multiplier=1.1, max_grad_norm=1.0, sample_rate=0.01, expected_batch_size=256, steps=100, learning_rate=0.1
+        ... )
+        >>> mechanism.record_limit
+        25600
+    """
+
+    noise_multiplier: float
+    max_grad_norm: float
+    sample_rate: float
+    expected_batch_size: int
+    steps: int
+    learning_rate: float
+    max_records: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            sample_rate=self.sample_rate,
+            learning_rate=self.learning_rate,
+        )
+        _check_counts(expected_batch_size=self.expected_batch_size, steps=self.steps)
+        if self.sample_rate > 1:
+            raise ValueError(f"expected sample_rate to be at most 1, got {self.sample_rate}")
+        if self.max_records is not None:
+            _check_counts(max_records=self.max_records)
+
+    @classmethod
+    def for_budget(
+        cls,
+        budget: Budget,
+        *,
+        rounds: int,
+        max_records: int,
+        expected_batch_size: int,
+        steps: int,
+        learning_rate: float,
+        max_grad_norm: float = 1.0,
+    ) -> Self:
+        """The mechanism with the least noise with which so many rounds stay within a budget.
+
+        Args:
+            budget: Epsilon and delta that all rounds together may spend.
+            rounds: Number of rounds the client will take part in, at least 1.
+            max_records: Most records the client may have; with `expected_batch_size` it fixes the sample rate. Declare a public
+                number, not `len(data)`.
+            expected_batch_size: See the class.
+            steps: Steps per round.
+            learning_rate: See the class.
+            max_grad_norm: See the class.
+
+        Raises:
+            ValueError: If a number is out of range, the budget has no limit, or no noise keeps to it.
+
+        Example:
+            >>> budget = Budget(epsilon=4.0, delta=1e-5)
+            >>> mechanism = DpSgd.for_budget(
+            ...     budget, rounds=10, max_records=20_000, expected_batch_size=256, steps=40, learning_rate=0.5
+            ... )
+            >>> mechanism.sample_rate
+            0.0128
+        """
+        _check_counts(rounds=rounds, max_records=max_records, expected_batch_size=expected_batch_size, steps=steps)
+        if expected_batch_size > max_records:
+            raise ValueError(f"expected expected_batch_size to be at most max_records, got {expected_batch_size} and {max_records}")
+        sample_rate = expected_batch_size / max_records
+        return cls(
+            noise_multiplier=calibrate_noise_multiplier(budget, sample_rate=sample_rate, steps=rounds * steps),
+            max_grad_norm=max_grad_norm,
+            sample_rate=sample_rate,
+            expected_batch_size=expected_batch_size,
+            steps=steps,
+            learning_rate=learning_rate,
+            max_records=max_records,
+        )
+
+    @property
+    def record_limit(self) -> int:
+        """Most records that a client may have: `max_records`, or what follows from the declared batch size and rate. Public."""
+        if self.max_records is not None:
+            return self.max_records
+        # Rounded first, because 256 / (256 / 60000) must not become 60001 in floating point.
+        return math.ceil(round(self.expected_batch_size / self.sample_rate, 6))
+
+    @property
+    def release_grid(self) -> float:
+        """Smallest step of a grid to which an update may be rounded before it leaves, in units of a weight. Public.
+
+        It is one grid step of the noised sum after division by `expected_batch_size` and one learning-rate step.
+        """
+        return GRID_FRACTION * self.learning_rate * self.max_grad_norm / self.expected_batch_size
+
+    def event(self) -> PoissonSampledGaussian:
+        """What one training run costs: the event that the ledger is charged with."""
+        return PoissonSampledGaussian(noise_multiplier=self.noise_multiplier, sample_rate=self.sample_rate, steps=self.steps)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonPrivate:
+    """Plain minibatch SGD. It protects nothing: the update may be an exact copy of a record. All fields are public.
+
+    Args:
+        learning_rate: Step length of plain gradient descent.
+        batch_size: Records per step, drawn without replacement until too few are left; a smaller client uses all it has.
+        steps: Number of steps of one training run.
+        seed: With the round's number, decides the order of the records. The same two give the same update, bit for bit.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    learning_rate: float
+    batch_size: int
+    steps: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_positive(learning_rate=self.learning_rate)
+        _check_counts(batch_size=self.batch_size, steps=self.steps)
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"expected seed to be a whole number of at least 0, got {self.seed}")
+
+    def event(self) -> NonPrivateRelease:
+        """What one training run costs: everything (epsilon is infinite)."""
+        return NonPrivateRelease()
+
+
+TrainingMechanism = DpSgd | NonPrivate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """What one training run gives back.
+
+    Args:
+        update_values: Trained minus received weights. Under `DpSgd` as private as its event says, else private data.
+        steps: Steps executed; always those of the mechanism. Public.
+        private_randomness: Whether noise and sampling came from the operating system's entropy. If not, no privacy may be claimed.
+        zeroed_gradients: Gradients that were NaN or infinite and entered their batch as zero. Private data; it never leaves.
+    """
+
+    update_values: PlainVector
+    steps: int
+    private_randomness: bool
+    zeroed_gradients: int = field(repr=False)

@@ -1,0 +1,151 @@
+"""Models: what may be trained, and how their weights become a flat vector and back."""
+
+import copy
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+from privfed.errors import LayoutMismatchError, UnsupportedModelError
+from privfed.update import Layout, PlainVector
+
+_ROWS_AT_ONCE = 65536
+
+_REFUSED_LAYERS: tuple[tuple[type[nn.Module], str], ...] = (
+    (_BatchNorm, "it mixes the records of a batch; use nn.GroupNorm or nn.LayerNorm"),
+    (nn.MultiheadAttention, "it has no gradient per record; build attention from nn.Linear layers"),
+    (nn.RNNBase, "it has no gradient per record; build recurrence from nn.Linear layers"),
+)
+
+
+def mlp(inputs: int, *, hidden: tuple[int, ...] = (64, 32), outputs: int = 1) -> nn.Module:
+    """A fully connected network with ReLU between its layers, for tables.
+
+    Its initial weights come from torch's global generator. They are public: all clients start from the same.
+
+    Args:
+        inputs: Number of feature columns.
+        hidden: Widths of the hidden layers.
+        outputs: 1 for a yes-or-no label, else the number of classes.
+
+    Raises:
+        ValueError: If a width is not positive.
+
+    Example:
+        >>> layout_of(mlp(10)).size
+        2817
+    """
+    widths = (inputs, *hidden, outputs)
+    if any(width < 1 for width in widths):
+        raise ValueError(f"expected widths of at least 1, got {widths}")
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained and released, by name, in the order of the layout. Frozen ones are not among them."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def layout_of(module: nn.Module) -> Layout:
+    """Names and shapes of the trainable parameters. Public.
+
+    Raises:
+        UnsupportedModelError: If there is none.
+    """
+    parameters = trainable_parameters(module)
+    if not parameters:
+        raise UnsupportedModelError("the model has no trainable parameter; nothing was trained")
+    return Layout(names=tuple(parameters), shapes=tuple(tuple(parameter.shape) for parameter in parameters.values()))
+
+
+def values_of(module: nn.Module) -> PlainVector:
+    """The trainable parameters as one flat vector (a copy).
+
+    Raises:
+        ValueError: If a weight is NaN or infinite.
+    """
+    return layout_of(module).flatten({name: parameter.detach().numpy() for name, parameter in trainable_parameters(module).items()})
+
+
+def load_values(module: nn.Module, vector: PlainVector) -> None:
+    """Overwrites the trainable parameters of a module with a vector, rounded to float32.
+
+    Raises:
+        LayoutMismatchError: If the vector has another layout than the module.
+        ValueError: If a coordinate does not fit into float32.
+    """
+    if vector.layout != layout_of(module):
+        raise LayoutMismatchError("the vector does not have the layout of the model; nothing was loaded")
+    if np.abs(vector.values).max() > np.finfo(np.float32).max:
+        raise ValueError("expected coordinates that fit into float32, got a larger one")
+    tensors = vector.layout.unflatten(vector)
+    with torch.no_grad():
+        for name, parameter in trainable_parameters(module).items():
+            parameter.copy_(torch.from_numpy(tensors[name]))
+
+
+def check_model(module: nn.Module) -> None:
+    """Refuses a model that would release more than noised parameters, or whose records would not be independent.
+
+    Frozen parameters (`requires_grad=False`) are allowed: they are the client's copy of something public, they are not trained,
+    and they are not in the layout.
+
+    Raises:
+        UnsupportedModelError: If a layer is of a kind that mixes records or has no gradient per record, or there is a buffer, a
+            shared, empty, uninitialised or non-float32 parameter or one that is not on the CPU, or nothing to train.
+    """
+    for name, layer in module.named_modules():
+        for kind, reason in _REFUSED_LAYERS:
+            if isinstance(layer, kind):
+                raise UnsupportedModelError(f"layer {name!r} is {type(layer).__name__}: {reason}; nothing was trained")
+    for name, _ in module.named_buffers():
+        raise UnsupportedModelError(
+            f"buffer {name!r} could carry raw data out of training; make it a frozen parameter if it is a public constant, and "
+            "set track_running_stats=False if it is a running statistic; nothing was trained"
+        )
+    storages: set[int] = set()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if is_lazy(parameter):
+            raise UnsupportedModelError(f"parameter {name!r} has no shape yet; run the model once first; nothing was trained")
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise UnsupportedModelError(
+                f"parameter {name!r} is {parameter.dtype} on {parameter.device}; expected float32 on the CPU; nothing was trained"
+            )
+        if parameter.numel() == 0:
+            raise UnsupportedModelError(f"parameter {name!r} is empty; remove it; nothing was trained")
+        storage = parameter.untyped_storage().data_ptr()
+        if storage in storages:
+            raise UnsupportedModelError(
+                f"parameter {name!r} shares its memory with another one; give every layer its own; nothing was trained"
+            )
+        storages.add(storage)
+    layout_of(module)
+
+
+def scores(module: nn.Module, vector: PlainVector, features: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What the model with these weights says about each row. Neither argument is changed.
+
+    Args:
+        module: The architecture; its own weights are ignored.
+        vector: The weights.
+        features: Rows to score, of shape (rows, columns). Scores of private rows are private.
+
+    Returns:
+        Raw outputs, before any sigmoid or softmax: of shape (rows,) for a model with one output, else (rows, outputs).
+
+    Raises:
+        LayoutMismatchError: If the vector has another layout than the module.
+    """
+    model = copy.deepcopy(module).eval()
+    load_values(model, vector)
+    with torch.inference_mode():
+        parts = [model(rows) for rows in torch.tensor(features, dtype=torch.float32).split(_ROWS_AT_ONCE)]
+    outputs: NDArray[np.float32] = torch.cat(parts).numpy()
+    return outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs

@@ -1,0 +1,247 @@
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from privfed.attacks.analytic import EXACT, analytic
+from privfed.attacks.facts import Activation, BinaryLoss, GaussianNoise, Sgd, TrainingFacts
+from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
+from privfed.attacks.scoring import advantage, check_certificates, mean_rows, score_rows
+from privfed.data.samples import Samples
+from privfed.training.dpsgd import train
+from privfed.training.loss import binary_cross_entropy
+from privfed.training.mechanism import DpSgd, NonPrivate
+from privfed.training.model import mlp, values_of
+from privfed.training.randomness import _SeededRandomness
+from privfed.update import Layout, PlainVector
+
+GRID = 1 / (2**23 - 1)
+
+
+def certified(result: object, truth: np.ndarray, schema) -> int:
+    """Number of certified rows, after checking that none is false."""
+    assert isinstance(result, Reconstruction)
+    check = check_certificates(result, truth, schema=schema, tolerance=EXACT)
+    assert check.false == 0
+    return check.certified
+
+
+def with_seen(observation: Observation, values: np.ndarray, **changes: object) -> Observation:
+    return dataclasses.replace(observation, seen=PlainVector(layout=observation.layout, values=values), **changes)
+
+
+def averaged(observations: list[Observation], *, step: float = 0.0) -> Observation:
+    """What an opening shows of clients of equal weight: the mean of their updates, each rounded to a grid."""
+    updates = [observation.seen.values for observation in observations]
+    rounded = [np.rint(update / step) * step if step else update for update in updates]
+    return with_seen(observations[0], np.mean(rounded, axis=0), coefficients=(1,) * len(updates), rounding_step=step)
+
+
+def test_one_row_is_exact_and_certified_within_50_milliseconds(table, observe) -> None:
+    seconds = []
+    for seed in range(5):
+        rows, labels = table.batch(1, seed=seed)
+        observation = observe(rows, labels, table.schema, seed=seed)
+        started = time.perf_counter()
+        result = analytic(observation)
+        seconds.append(time.perf_counter() - started)
+        assert certified(result, rows, table.schema) == 1
+        # Far below EXACT: 2^-24 of a weight of 0.1 over a bias change of 1e-3, times the largest entry.
+        assert np.abs(result.rows - rows).max() < 1e-4
+    assert min(seconds) < 0.05  # the others may have waited for the processor
+
+
+def test_most_of_four_rows_are_certified_and_never_a_false_one(table, observe) -> None:
+    counts = []
+    for seed in range(20):
+        rows, labels = table.batch(4, seed=seed)
+        counts.append(certified(analytic(observe(rows, labels, table.schema, seed=seed)), rows, table.schema))
+    assert np.mean(counts) >= 3.5
+
+
+def test_more_than_half_of_eight_rows_are_certified_and_fewer_of_sixteen(table, observe) -> None:
+    means = []
+    for size in (8, 16):
+        batches = [(seed, *table.batch(size, seed=seed)) for seed in range(10)]
+        counts = [certified(analytic(observe(rows, labels, table.schema, seed=seed)), rows, table.schema) for seed, rows, labels in batches]
+        means.append(np.mean(counts) / size)
+    assert means[0] > 0.5 > means[1]
+
+
+def test_a_table_with_few_categories_gives_rows_but_no_false_certificate(generate_table, observe) -> None:
+    # Rows share categories here, so that integrality alone would certify dozens of mixtures.
+    table = generate_table(numeric=8, categories=(5,))
+    recovered = []
+    for seed in range(20):
+        rows, labels = table.batch(4, seed=seed)
+        result = analytic(observe(rows, labels, table.schema, seed=seed))
+        certified(result, rows, table.schema)
+        recovered.append(score_rows(result.rows, rows, schema=table.schema, tolerance=EXACT, baseline=np.full_like(rows, 9.0)).rows)
+    assert np.mean(recovered) > 0.8
+
+
+def test_rows_of_equal_categories_are_found_but_not_certified(table, observe) -> None:
+    rows, labels = table.batch(2)
+    for block in table.schema.blocks:
+        rows[1, block] = rows[0, block]
+    result = analytic(observe(rows, labels, table.schema))
+    assert certified(result, rows, table.schema) == 0
+    assert score_rows(result.rows, rows, schema=table.schema, tolerance=EXACT, baseline=np.zeros_like(rows)).rows == 1.0
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(learning_rate=0.1, weight_decay=0.1), Sgd(learning_rate=0.05, momentum=0.9)])
+def test_rows_survive_several_steps_weight_decay_and_momentum(optimizer: Sgd, table, observe) -> None:
+    rows, labels = table.batch(2)
+    assert certified(analytic(observe(rows, labels, table.schema, optimizer=optimizer, steps=3)), rows, table.schema) == 2
+
+
+def test_weight_decay_that_the_attacker_does_not_know_hides_the_rows(table, observe) -> None:
+    rows, labels = table.batch(2)
+    observation = observe(rows, labels, table.schema, optimizer=Sgd(learning_rate=0.1, weight_decay=0.1))
+    training = dataclasses.replace(observation.training, optimizer=Sgd(learning_rate=0.1))
+    assert certified(analytic(dataclasses.replace(observation, training=training)), rows, table.schema) == 0
+
+
+def test_rows_of_several_clients_are_read_off_an_opened_aggregate(table, observe) -> None:
+    rows, labels = table.batch(3)
+    clients = [observe(rows[[i]], labels[[i]], table.schema) for i in range(3)]
+    assert certified(analytic(averaged(clients)), rows, table.schema) == 3
+    # The encryption grid rounds each update; that costs precision, not the rows.
+    assert certified(analytic(averaged(clients, step=GRID)), rows, table.schema) == 3
+
+
+def test_unequal_coefficients_change_nothing(table, observe) -> None:
+    rows, labels = table.batch(2)
+    one, other = (observe(rows[[i]], labels[[i]], table.schema) for i in range(2))
+    mixed = with_seen(one, (3 * one.seen.values + other.seen.values) / 4, coefficients=(3, 1))
+    assert certified(analytic(mixed), rows, table.schema) == 2
+
+
+def test_clipping_the_batch_gradient_hides_nothing(table, observe) -> None:
+    rows, labels = table.batch(4)
+    observation = observe(rows, labels, table.schema)
+    clipped = with_seen(observation, observation.seen.values / np.linalg.norm(observation.seen.values) * 1e-2)
+    assert certified(analytic(clipped), rows, table.schema) == certified(analytic(observation), rows, table.schema) == 4
+
+
+def private_round(table, *, size: int, noise_multiplier: float, seed: int) -> tuple[Observation, np.ndarray]:
+    """One step of the product's own DP-SGD on all rows of a batch: noise on the sum of clipped gradients."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    rows, labels = table.batch(size, seed=seed)
+    module = mlp(table.schema.width, hidden=(256, 32))
+    names = tuple(f"c{i}" for i in range(table.schema.width))
+    samples = Samples(features=rows.astype(np.float32), labels=labels, groups=None, columns=names)
+    mechanism = DpSgd(
+        noise_multiplier=noise_multiplier, max_grad_norm=0.5, sample_rate=1.0, expected_batch_size=size, steps=1, learning_rate=0.1
+    )
+    result = train(module, values_of(module), samples, mechanism=mechanism, loss=binary_cross_entropy, randomness=_SeededRandomness(seed))
+    noise = GaussianNoise(noise_multiplier=noise_multiplier, max_grad_norm=mechanism.max_grad_norm)
+    training = TrainingFacts(optimizer=Sgd(learning_rate=mechanism.learning_rate), loss=BinaryLoss(), steps=1, batch_size=size, noise=noise)
+    update = result.update_values
+    facts = {"layout": update.layout, "model": values_of(module), "seen": update, "training": training}
+    return Observation(**facts, activation=Activation.RELU, schema=table.schema), rows
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("noise_multiplier", [0.01, 1.0])
+def test_nothing_is_certified_under_the_noise_of_dp_sgd(table, size: int, noise_multiplier: float) -> None:
+    for seed in range(3):
+        told, rows = private_round(table, size=size, noise_multiplier=noise_multiplier, seed=seed)
+        untold = dataclasses.replace(told, training=dataclasses.replace(told.training, noise=None))
+        baseline = mean_rows(table.public, schema=table.schema, count=size)
+        guess = score_rows(baseline, rows, schema=table.schema, tolerance=0.02, baseline=baseline)
+        assert guess.cells > 0.1  # a floor of 0 would make "near the baseline" empty
+        for observation in (told, untold):
+            result = analytic(observation)
+            assert certified(result, rows, table.schema) == 0
+            score = score_rows(result.rows, rows, schema=table.schema, tolerance=0.02, baseline=baseline)
+            assert abs(advantage(score.cells, baseline=guess.cells)) < 0.05
+
+
+def test_clipping_each_record_without_noise_to_speak_of_hides_nothing(table) -> None:
+    # The same path as above with a millionth of the noise: what protects is the noise, and the attack can find rows there.
+    for seed in range(3):
+        observation, rows = private_round(table, size=4, noise_multiplier=1e-6, seed=seed)
+        assert certified(analytic(observation), rows, table.schema) >= 3
+
+
+def test_the_products_own_plain_sgd_leaks_its_rows(table) -> None:
+    torch.manual_seed(0)
+    rows, labels = table.batch(4)
+    module = mlp(table.schema.width, hidden=(256, 32))
+    samples = Samples(
+        features=rows.astype(np.float32), labels=labels, groups=None, columns=tuple(f"c{i}" for i in range(table.schema.width))
+    )
+    mechanism = NonPrivate(learning_rate=0.1, batch_size=2, steps=2, seed=0)
+    update = train(module, values_of(module), samples, mechanism=mechanism, loss=binary_cross_entropy).update_values
+    training = TrainingFacts(optimizer=Sgd(learning_rate=0.1), loss=BinaryLoss(), steps=2, batch_size=2)
+    facts = {"layout": update.layout, "model": values_of(module), "seen": update, "training": training}
+    result = analytic(Observation(**facts, activation=Activation.RELU, schema=table.schema))
+    assert certified(result, rows, table.schema) >= 3
+
+
+def test_a_table_without_one_hot_block_gives_rows_and_says_that_it_cannot_certify_them(generate_table, observe) -> None:
+    table = generate_table(numeric=12, categories=())
+    for size in (1, 2):
+        rows, labels = table.batch(size)
+        result = analytic(observe(rows, labels, table.schema))
+        assert not result.certified.any()
+        assert "no one-hot block" in result.certificate
+        assert np.abs(result.rows[:, None] - rows).max(axis=2).min(axis=0).max() < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("layers", "activation"),
+    [((nn.Linear(50, 256), nn.Tanh(), nn.Linear(256, 1)), Activation.OTHER), ((nn.Linear(50, 1),), Activation.RELU)],
+)
+def test_without_relu_a_single_row_is_read_but_not_certified(table, observe, layers, activation: Activation) -> None:
+    rows, labels = table.batch(1)
+    result = analytic(observe(rows, labels, table.schema, model=nn.Sequential(*layers), activation=activation))
+    assert "no ReLU follows" in result.certificate
+    assert not result.certified.any()
+    np.testing.assert_allclose(result.rows, rows, atol=1e-2)
+
+
+def test_rows_never_outnumber_the_records_and_certified_ones_come_first(generate_table, observe) -> None:
+    table = generate_table(numeric=8, categories=(2,))
+    rows, labels = table.batch(6, seed=3)
+    result = analytic(observe(rows, labels, table.schema))
+    assert len(result.rows) <= 6
+    assert (np.diff(result.certified.astype(int)) <= 0).all()
+    assert (result.confidence[result.certified] == 1).all()
+
+
+def test_a_model_without_a_layer_on_the_columns_is_not_applicable(table, observe) -> None:
+    rows, labels = table.batch(1)
+    observation = observe(rows, labels, table.schema, model=nn.Sequential(nn.Linear(50, 4, bias=False), nn.ReLU(), nn.Linear(4, 1)))
+    result = analytic(observation)
+    assert isinstance(result, NotApplicable)
+    assert "no fully connected layer with bias on the schema's 50 columns" in str(result)
+
+
+def test_the_order_and_the_names_of_the_tensors_do_not_matter(table, observe) -> None:
+    rows, labels = table.batch(2)
+    observation = observe(rows, labels, table.schema)
+    names = {"0.weight": "in.weight", "0.bias": "in.bias", "2.weight": "mid.weight", "2.bias": "mid.bias", "4.weight": "a.weight"}
+    names["4.bias"] = "a.bias"
+    shapes = dict(zip(observation.layout.names, observation.layout.shapes, strict=True))
+    order = sorted(names, key=lambda name: names[name])
+    layout = Layout(names=tuple(names[name] for name in order), shapes=tuple(shapes[name] for name in order))
+    model, seen = (
+        layout.flatten({names[name]: tensor for name, tensor in observation.layout.unflatten(vector).items()})
+        for vector in (observation.model, observation.seen)
+    )
+    renamed = dataclasses.replace(observation, layout=layout, model=model, seen=seen)
+    np.testing.assert_array_equal(analytic(renamed).rows, analytic(observation).rows)
+    assert analytic(renamed).certified.all()
+
+
+def test_an_update_of_zeros_gives_no_row(table, observe) -> None:
+    rows, labels = table.batch(2)
+    observation = observe(rows, labels, table.schema)
+    result = analytic(with_seen(observation, np.zeros(observation.layout.size)))
+    assert result.rows.shape == (0, table.schema.width)

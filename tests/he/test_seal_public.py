@@ -1,0 +1,120 @@
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privfed.errors import InvalidMessageError
+from privfed.he import _seal_public
+from privfed.he.codec import unpack_words
+
+SECRET_NAMES = re.compile("secret|decrypt|encryptor|key", re.IGNORECASE)
+
+
+@pytest.fixture
+def ring(params):
+    return _seal_public.ring(params.poly_modulus_degree, params.modulus)
+
+
+@pytest.fixture(scope="module")
+def fresh(seal, params):
+    chunk = seal(np.arange(10)).chunks[0]
+    return unpack_words(chunk[:-64], params), chunk[-64:]
+
+
+def test_nothing_secret_can_be_reached_from_the_public_half(ring):
+    names = [*vars(_seal_public), *vars(_seal_public.Ring), *vars(_seal_public.WeightedSum), *vars(ring)]
+    assert [name for name in names if SECRET_NAMES.search(name)] == []
+    assert "KeyGenerator" not in Path(_seal_public.__file__).read_text()
+
+
+def test_one_ring_serves_the_process(params, ring):
+    assert _seal_public.ring(params.poly_modulus_degree, params.modulus) is ring
+
+
+def test_a_seed_expands_to_the_same_polynomial_each_time(ring, fresh):
+    def expanded(seed):
+        total = _seal_public.WeightedSum(ring)
+        total.add(1, _seal_public.load_fresh(ring, fresh[0], seed))
+        return total.words()
+
+    once, again, other = expanded(fresh[1]), expanded(fresh[1]), expanded(bytes(64))
+    assert np.array_equal(once, again)
+    assert np.array_equal(once[:4096], fresh[0])
+    assert not np.array_equal(once[4096:], other[4096:])
+
+
+def test_a_coefficient_multiplies_every_word_exactly(ring, fresh, params):
+    def words(coefficient):
+        total = _seal_public.WeightedSum(ring)
+        total.add(coefficient, _seal_public.load_fresh(ring, *fresh))
+        return total.words().tolist()
+
+    single = words(1)
+    for coefficient in (2, 3, 4095, 4096):
+        assert words(coefficient) == [coefficient * word % params.modulus for word in single]
+
+
+def test_a_sum_that_becomes_transparent_is_refused(ring, fresh, params):
+    total = _seal_public.WeightedSum(ring)
+    total.add(1, _seal_public.load_fresh(ring, *fresh))
+    negative = (params.modulus - total.words()) % np.uint64(params.modulus)
+    with pytest.raises(InvalidMessageError):
+        total.add(1, _seal_public.load_sum(ring, negative))
+
+
+@pytest.mark.parametrize(("words", "seed"), [(4095, 64), (8192, 64), (4096, 63), (4096, 0)])
+def test_fresh_ciphertexts_of_a_wrong_size_are_refused(ring, words, seed):
+    with pytest.raises(ValueError, match="expected 4096 words and 64 bytes"):
+        _seal_public.load_fresh(ring, np.ones(words, np.uint64), bytes(seed))
+
+
+def test_sums_of_a_wrong_size_are_refused(ring):
+    with pytest.raises(ValueError, match="expected 8192 words"):
+        _seal_public.load_sum(ring, np.ones(4096, np.uint64))
+
+
+def test_words_beyond_the_modulus_do_not_get_past_seal_either(ring, params):
+    words = np.ones(8192, np.uint64)
+    words[5] = params.modulus
+    with pytest.raises(InvalidMessageError):
+        _seal_public.load_sum(ring, words)
+
+
+def test_a_changed_container_format_is_noticed(ring):
+    good = _seal_public.saved(_seal_public.encryption_parameters(4096, ring.modulus))
+    assert _seal_public.members(good)
+    for bad in (b"\0" + good[1:], good + b"\0", good[:5] + b"\1" + good[6:]):
+        with pytest.raises(RuntimeError, match="another container format"):
+            _seal_public.members(bad)
+
+
+def test_a_changed_ciphertext_format_is_noticed(ring):
+    parameters = _seal_public.saved(_seal_public.encryption_parameters(4096, ring.modulus))
+    with pytest.raises(RuntimeError, match="another ciphertext format; nothing was sent"):
+        _seal_public.ciphertext_members(parameters, ring, seeded=True)
+
+
+def test_without_memory_files_a_private_temporary_file_is_used_and_removed(ring, fresh, monkeypatch, tmp_path):
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with _seal_public.memory_path() as path:
+        assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+        assert Path(path).parent == tmp_path
+    _seal_public.load_fresh(ring, *fresh)
+    with pytest.raises(InvalidMessageError):
+        _seal_public.load_sum(ring, np.zeros(8192, np.uint64))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files exist on Linux only")
+def test_on_linux_nothing_touches_the_disk_and_no_descriptor_stays_open(ring, fresh):
+    before = len(os.listdir("/proc/self/fd"))
+    with _seal_public.memory_path() as path:
+        assert "memfd:" in os.readlink(path)
+    for _ in range(20):
+        _seal_public.load_fresh(ring, *fresh)
+    assert len(os.listdir("/proc/self/fd")) == before

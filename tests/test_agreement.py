@@ -1,0 +1,136 @@
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from privfed.aggregation.rules import MultiKrum
+from privfed.agreement import OpeningPolicy, RoundContext
+from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
+from privfed.he.params import CkksParams
+from privfed.identity import Identity, Roster
+from privfed.update import Layout
+
+
+def test_the_policy_allows_enough_clients_with_small_shares() -> None:
+    OpeningPolicy(min_clients=3, max_share=0.75).check({"a": 75, "b": 24, "c": 1})
+
+
+@pytest.mark.parametrize("coefficients", [{}, {"a": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 0}])
+def test_the_policy_counts_clients_with_a_positive_coefficient_only(coefficients: dict[str, int]) -> None:
+    with pytest.raises(OpeningRefusedError, match=r"clients have a positive coefficient and the policy demands 3; nothing was opened"):
+        OpeningPolicy(min_clients=3).check(coefficients)
+
+
+def test_the_policy_refuses_a_client_that_is_nearly_the_whole_aggregate() -> None:
+    with pytest.raises(OpeningRefusedError, match=r"more than 75% of the aggregate \(1\.\d+ effective clients\)"):
+        OpeningPolicy(min_clients=3, max_share=0.75).check({"a": 76, "b": 23, "c": 1})
+
+
+@pytest.mark.parametrize(("keep", "allowed"), [(1, False), (2, False), (3, True)])
+def test_the_policy_refuses_a_krum_that_keeps_too_few(keep: int, allowed: bool) -> None:
+    from numpy import eye
+
+    coefficients = MultiKrum(byzantine=1, keep=keep).coefficients(dict.fromkeys("abcdef", 1.0), eye(6))
+    if allowed:
+        OpeningPolicy(min_clients=3).check(coefficients)
+    else:
+        with pytest.raises(OpeningRefusedError):
+            OpeningPolicy(min_clients=3).check(coefficients)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"min_clients": 1}, {"min_clients": 0}, {"max_share": 0.0}, {"max_share": 1.0}, {"max_share": math.nan}]
+)
+def test_a_policy_that_would_open_single_updates_cannot_be_made(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected min_clients from 2 and max_share between 0 and 1"):
+        OpeningPolicy(**changes)
+
+
+def test_coefficients_follow_from_the_weights_in_roster_order(meet: Callable[..., Any]) -> None:
+    agreement = meet(weights={"bank_03": 1.0, "bank_00": 2.0, "bank_01": 3.0, "bank_02": 4.0}).agreement
+    assert list(agreement.coefficients(["bank_03", "bank_01", "bank_00"]).items()) == [("bank_00", 2), ("bank_01", 3), ("bank_03", 1)]
+
+
+@pytest.mark.parametrize("participants", [[], ["bank_00", "bank_01"], ["bank_00", "bank_01", "bank_02", "stranger"]])
+def test_participants_whom_the_policy_or_the_roster_does_not_know_have_no_coefficients(parties: Any, participants: list[str]) -> None:
+    with pytest.raises(OpeningRefusedError, match="nothing was opened"):
+        parties.agreement.coefficients(participants)
+
+
+def test_a_rule_that_needs_products_of_ciphertexts_is_refused_at_construction(meet: Callable[..., Any]) -> None:
+    with pytest.raises(UnsupportedInThisModeError, match=r"MultiKrum.*cannot multiply ciphertexts; no session was made"):
+        meet(count=9, rule=MultiKrum(byzantine=1, keep=3))
+
+
+def test_a_policy_that_refuses_even_a_round_of_all_is_refused_at_construction(meet: Callable[..., Any]) -> None:
+    with pytest.raises(OpeningRefusedError, match="the policy demands 5"):
+        meet(count=4, policy=OpeningPolicy(min_clients=5))
+    with pytest.raises(OpeningRefusedError, match="more than 75%"):
+        meet(weights={"bank_00": 10, "bank_01": 1, "bank_02": 1, "bank_03": 1})
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [{"bank_00": 1.0}, {f"bank_{index:02}": 1.0 for index in range(5)}, {"bank_00": 1.0, "bank_01": 1.0, "bank_02": 1.0, "bank_03": 0.0}],
+    ids=["missing", "stranger", "zero"],
+)
+def test_weights_that_are_not_one_positive_number_per_client_are_refused(meet: Callable[..., Any], weights: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="weight"):
+        meet(weights=weights)
+
+
+def test_a_session_of_another_length_is_refused(meet: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="session of 16 bytes"):
+        meet(session=b"short")
+
+
+def test_an_agreement_keeps_its_weights_whatever_the_caller_does(meet: Callable[..., Any]) -> None:
+    weights = {f"bank_{index:02}": 1.0 for index in range(4)}
+    agreement = meet(weights=weights).agreement
+    weights["bank_00"] = 99.0
+    assert agreement.weights["bank_00"] == 1.0
+    with pytest.raises(TypeError):
+        agreement.weights["bank_00"] = 99.0
+
+
+def test_every_part_has_its_own_digest_and_the_agreement_is_bound_to_all(parties: Any) -> None:
+    agreement = parties.agreement
+    reweighted = dict(agreement.weights) | {"bank_00": 2.0}
+    others = {
+        "roster": replace(
+            agreement,
+            roster=Roster(server=Identity.generate("server").public, clients=agreement.roster.clients),
+        ),
+        "params": replace(agreement, params=CkksParams.standard(bound=2.0)),
+        "layout": replace(agreement, layout=Layout(names=("other",), shapes=((8,),))),
+        "weights": replace(agreement, weights=reweighted),
+        "policy": replace(agreement, policy=OpeningPolicy(max_share=0.5)),
+    }
+    for part, other in others.items():
+        assert [name for name in agreement.parts if agreement.parts[name] != other.parts[name]] == [part]
+    elsewhere = replace(agreement, session=bytes(16))
+    assert elsewhere.parts == agreement.parts
+    assert len({agreement.digest, elsewhere.digest, *(other.digest for other in others.values())}) == len(others) + 2
+
+
+def test_equal_weights_of_another_type_are_the_same_agreement(parties: Any) -> None:
+    integers = replace(parties.agreement, weights=dict.fromkeys(parties.agreement.weights, 1))
+    assert integers.digest == parties.agreement.digest
+
+
+def test_a_context_is_bound_to_round_attempt_and_agreement(parties: Any) -> None:
+    contexts = [
+        RoundContext(agreement=agreement, round=number, attempt=attempt)
+        for agreement in (parties.agreement, replace(parties.agreement, session=bytes(16)))
+        for number in (0, 1)
+        for attempt in (0, 1)
+    ]
+    assert len({context.digest for context in contexts}) == len(contexts)
+
+
+@pytest.mark.parametrize("numbers", [{"round": -1}, {"round": 2**32}, {"round": 0, "attempt": -1}, {"round": 0, "attempt": 2**32}])
+def test_a_round_or_an_attempt_that_does_not_fit_the_wire_is_refused(parties: Any, numbers: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="from 0 to 2\\^32 - 1"):
+        RoundContext(agreement=parties.agreement, **numbers)

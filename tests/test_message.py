@@ -1,0 +1,321 @@
+"""The frame, over every kind of message: what is not authentic is refused in one way, what is authentic and foreign in another."""
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privfed import message
+from privfed.aggregation.rules import FedAvg
+from privfed.agreement import OpeningPolicy, RoundContext
+from privfed.errors import (
+    AgreementMismatchError,
+    InvalidMessageError,
+    LayoutMismatchError,
+    ParametersMismatchError,
+    PrivFedError,
+    RoundMismatchError,
+)
+from privfed.he.params import CkksParams
+from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity, Roster
+from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, write_text
+from privfed.update import Layout
+from privfed.wire import decode_aggregate, decode_approval, decode_digest, decode_setup, decode_upload, encode_setup
+
+KINDS = pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """One authentic message of each kind, and what the receiver of each calls."""
+
+    context: RoundContext
+    messages: Mapping[Kind, bytes]
+    signers: Mapping[Kind, Identity]
+    other_client: Identity
+    key_id: bytes
+    digest: Any
+
+    def decode(self, kind: Kind, data: bytes, context: RoundContext | None = None) -> object:
+        context = context or self.context
+        decoders: dict[Kind, Callable[[], object]] = {
+            Kind.SETUP: lambda: decode_setup(data, context),
+            Kind.UPLOAD: lambda: decode_upload(data, context, self.key_id),
+            Kind.DIGEST: lambda: decode_digest(data, context, self.key_id),
+            Kind.APPROVAL: lambda: decode_approval(data, context, self.digest),
+            Kind.AGGREGATE: lambda: decode_aggregate(data, context, self.key_id),
+        }
+        return decoders[kind]()
+
+    def resigned(self, kind: Kind, body: bytes, signer: Identity | None = None) -> bytes:
+        return body + (signer or self.signers[kind]).sign(body)
+
+
+# Module-wide: 'meet' is per test, and a round costs more than any of these tests.
+@pytest.fixture(scope="module")
+def traffic(tmp_path_factory: pytest.TempPathFactory, people: Any) -> Traffic:
+    parties = people.meet(tmp_path_factory.mktemp("traffic"), count=3)
+    joint = parties.round(5, attempt=2)
+    setup = [joint.setup_message(name) for name in parties.clients]
+    aggregate = joint.run()
+    key_id = joint.new_key().key_id
+    announced = joint.server.close()
+    bank = parties.clients["bank_00"]
+    return Traffic(
+        context=joint.context,
+        messages={
+            Kind.SETUP: setup[0],
+            Kind.UPLOAD: joint.uploads["bank_00"],
+            Kind.DIGEST: announced,
+            Kind.APPROVAL: joint.approve("bank_00", announced),
+            Kind.AGGREGATE: aggregate,
+        },
+        signers={kind: parties.server if kind in (Kind.DIGEST, Kind.AGGREGATE) else bank for kind in Kind},
+        other_client=parties.clients["bank_01"],
+        key_id=key_id,
+        digest=decode_digest(announced, joint.context, key_id),
+    )
+
+
+def body_of(data: bytes) -> bytes:
+    return data[:-SIGNATURE_BYTES]
+
+
+def some_positions(data: bytes) -> list[int]:
+    """Every position of the header, the signature and the edges; of a long payload a spread that a hole would have to dodge."""
+    if len(data) < 3000:
+        return list(range(len(data)))
+    return sorted({*range(600), *range(len(data) - 600, len(data)), *range(600, len(data), 211)})
+
+
+def test_a_message_has_the_bytes_that_the_format_says(traffic: Traffic) -> None:
+    agreement = traffic.context.agreement
+    name, versions = b"bank_00", agreement.params.versions.encode()
+    digests = agreement.roster.digest, agreement.params.digest, agreement.layout.digest
+    body = (
+        b"privfed\0\x01\x01" + bytes([len(name)]) + name + b"session of tests" + struct.pack(">II", 5, 2) + b"".join(digests)
+        + agreement.parts["weights"] + agreement.parts["rule"] + agreement.parts["policy"] + traffic.key_id
+        + bytes([len(versions)]) + versions + bytes(8)
+    )  # fmt: skip
+    assert traffic.messages[Kind.SETUP] == traffic.resigned(Kind.SETUP, body)
+
+
+@KINDS
+def test_an_authentic_message_is_accepted(traffic: Traffic, kind: Kind) -> None:
+    traffic.decode(kind, traffic.messages[kind])
+
+
+@KINDS
+def test_a_flipped_bit_anywhere_is_refused(traffic: Traffic, kind: Kind) -> None:
+    original = traffic.messages[kind]
+    for position in some_positions(original):
+        data = bytearray(original)
+        data[position] ^= 1 << (position % 8)
+        with pytest.raises(InvalidMessageError):
+            traffic.decode(kind, bytes(data))
+
+
+@KINDS
+def test_a_truncated_or_extended_message_is_refused(traffic: Traffic, kind: Kind) -> None:
+    original = traffic.messages[kind]
+    for length in some_positions(original):
+        with pytest.raises(InvalidMessageError):
+            traffic.decode(kind, original[:length])
+    for extended in (original + b"\0", b"\0" + original, original + original, original + bytes(SIGNATURE_BYTES)):
+        with pytest.raises(InvalidMessageError):
+            traffic.decode(kind, extended)
+
+
+@KINDS
+def test_a_message_with_another_senders_name_is_refused_whoever_signs_it(traffic: Traffic, kind: Kind) -> None:
+    signer = traffic.signers[kind]
+    body = body_of(traffic.messages[kind])
+    start = len(b"privfed\0") + 2
+    with pytest.raises(InvalidMessageError):  # signed by another pinned client in the name of the sender
+        traffic.decode(kind, traffic.resigned(kind, body, traffic.other_client))
+    for name in (traffic.other_client.name, "stranger", "", "\xff"):
+        encoded = name.encode("latin-1")
+        renamed = body[:start] + bytes([len(encoded)]) + encoded + body[start + 1 + len(signer.name) :]
+        with pytest.raises(InvalidMessageError):  # signed by the sender in the name of another
+            traffic.decode(kind, traffic.resigned(kind, renamed))
+
+
+@KINDS
+def test_a_client_cannot_speak_as_the_server_nor_the_server_as_a_client(traffic: Traffic, kind: Kind) -> None:
+    wrong = traffic.other_client if kind in (Kind.DIGEST, Kind.AGGREGATE) else traffic.signers[Kind.DIGEST]
+    with pytest.raises(ValueError, match=f"pins for {kind.name}"):
+        seal(traffic.context, wrong, kind, key_id=traffic.key_id, payload=b"")
+    body = body_of(traffic.messages[kind])
+    start = len(b"privfed\0") + 2
+    renamed = body[:start] + write_text(wrong.name) + body[start + 1 + len(traffic.signers[kind].name) :]
+    with pytest.raises(InvalidMessageError):
+        traffic.decode(kind, traffic.resigned(kind, renamed, wrong))
+
+
+@KINDS
+def test_no_kind_passes_for_another(traffic: Traffic, kind: Kind) -> None:
+    for other in Kind:
+        if other is kind:
+            continue
+        with pytest.raises(InvalidMessageError):
+            traffic.decode(other, traffic.messages[kind])
+        relabelled = bytearray(body_of(traffic.messages[kind]))
+        relabelled[len(b"privfed\0") + 1] = other
+        with pytest.raises(InvalidMessageError):  # even when the sender itself signs the confusion
+            traffic.decode(other, traffic.resigned(kind, bytes(relabelled)))
+
+
+@KINDS
+@pytest.mark.parametrize("position", [0, len(b"privfed\0")], ids=["magic", "version"])
+def test_another_format_is_refused_even_when_signed(traffic: Traffic, kind: Kind, position: int) -> None:
+    body = bytearray(body_of(traffic.messages[kind]))
+    body[position] += 1
+    with pytest.raises(InvalidMessageError):
+        traffic.decode(kind, traffic.resigned(kind, bytes(body)))
+
+
+@KINDS
+def test_a_payload_of_another_length_is_refused_even_when_signed(traffic: Traffic, kind: Kind) -> None:
+    signer, whole = traffic.signers[kind], body_of(traffic.messages[kind])
+    header = len(body_of(seal(traffic.context, signer, kind, key_id=traffic.key_id, payload=b"")))
+    payload = whole[header:]
+    for other in (payload + b"\0", payload[:-1]):
+        if len(other) != len(payload) + 1 and not payload:
+            continue
+        with pytest.raises(InvalidMessageError):  # the header is honest about it
+            traffic.decode(kind, seal(traffic.context, signer, kind, key_id=traffic.key_id, payload=other))
+        with pytest.raises(InvalidMessageError):  # the header lies
+            traffic.decode(kind, traffic.resigned(kind, whole[:header] + other))
+
+
+def test_a_text_that_is_not_printable_ascii_is_refused_even_when_signed(traffic: Traffic) -> None:
+    body = body_of(traffic.messages[Kind.SETUP])
+    start = len(body) - 8 - len(traffic.context.agreement.params.versions)
+    for byte in (b"\n", b"\x1b", b"\x7f", b"\xc3"):
+        with pytest.raises(InvalidMessageError):
+            traffic.decode(Kind.SETUP, traffic.resigned(Kind.SETUP, body[:start] + byte + body[start + 1 :]))
+
+
+@KINDS
+def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_looked_at(
+    traffic: Traffic, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[bytes] = []
+    monkeypatch.setattr(PublicIdentity, "verify", lambda self, body, signature: looked.append(signature))
+    params, clients = traffic.context.agreement.params, 3
+    # What the layout, the parameters and the roster allow at most, counted from the format: not from the code.
+    frame = 8 + 2 + 16 + 8 + 6 * 32 + 16 + 2 * 256 + 8 + 64
+    digest = 256 + 4 + clients * (256 + 8 + 32)
+    largest = {
+        Kind.SETUP: frame,
+        Kind.UPLOAD: frame + params.fresh_chunk_bytes,
+        Kind.DIGEST: frame + digest,
+        Kind.APPROVAL: frame + 32,
+        Kind.AGGREGATE: frame + 4 + (4 + frame + digest) + clients * (4 + frame + 32) + params.sum_chunk_bytes,
+    }[kind]
+    padding = largest - len(traffic.messages[kind])
+    assert padding >= SIGNATURE_BYTES
+    for extra in (0, 1):
+        looked.clear()
+        with pytest.raises(InvalidMessageError):
+            traffic.decode(kind, traffic.messages[kind] + bytes(padding + extra))
+        assert looked == ([] if extra else [bytes(SIGNATURE_BYTES)])
+
+
+@KINDS
+def test_nothing_of_an_unsigned_payload_is_parsed(traffic: Traffic, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    original = Reader.take
+    monkeypatch.setattr(Reader, "take", lambda self, size: (taken.append(size), original(self, size))[1])
+    forged = body_of(traffic.messages[kind]) + bytes(SIGNATURE_BYTES)
+    with pytest.raises(InvalidMessageError):
+        traffic.decode(kind, forged)
+    assert taken == [10, 1, len(traffic.signers[kind].name)]  # magic, version and kind; the length and the bytes of the name
+
+
+class OtherRule(FedAvg):
+    @property
+    def name(self) -> str:
+        return "Other"
+
+
+def disagreements(context: RoundContext) -> dict[str, tuple[RoundContext, type[PrivFedError], str]]:
+    """Receivers that took part in something else, what they must raise, and what the text must name."""
+    agreement = context.agreement
+    newcomer = Roster(server=agreement.roster.server, clients=(*agreement.roster.clients, Identity.generate("newcomer").public))
+
+    def under(**changes: Any) -> RoundContext:
+        return replace(context, agreement=replace(agreement, **changes))
+
+    return {
+        "session": (under(session=bytes(16)), RoundMismatchError, "another session"),
+        "round": (replace(context, round=6), RoundMismatchError, "belongs to round 5, attempt 2, and not to round 6, attempt 2"),
+        "attempt": (replace(context, attempt=1), RoundMismatchError, "belongs to round 5, attempt 2, and not to round 5, attempt 1"),
+        "params": (under(params=CkksParams.standard(bound=2.0)), ParametersMismatchError, "other encryption parameters or library"),
+        "layout": (under(layout=Layout(names=("x",), shapes=((8,),))), LayoutMismatchError, "another layout"),
+        "roster": (
+            under(roster=newcomer, weights=dict(agreement.weights) | {"newcomer": 1.0}),
+            AgreementMismatchError,
+            "another idea of the roster and the weights;",
+        ),
+        "weights": (under(weights=dict.fromkeys(agreement.weights, 2.0)), AgreementMismatchError, "another idea of the weights;"),
+        "rule": (under(rule=OtherRule()), AgreementMismatchError, "another idea of the rule;"),
+        "policy": (under(policy=OpeningPolicy(max_share=0.5)), AgreementMismatchError, "another idea of the policy;"),
+    }
+
+
+@KINDS
+@pytest.mark.parametrize("what", ["session", "round", "attempt", "params", "layout", "roster", "weights", "rule", "policy"])
+def test_an_authentic_message_of_another_agreement_or_round_is_refused_by_name(traffic: Traffic, kind: Kind, what: str) -> None:
+    context, error, text = disagreements(traffic.context)[what]
+    with pytest.raises(error, match=text) as caught:
+        traffic.decode(kind, traffic.messages[kind], context)
+    assert "nothing happened" in str(caught.value)
+    assert repr(traffic.signers[kind].name) in str(caught.value)
+
+
+def test_other_versions_are_named_on_both_sides(traffic: Traffic) -> None:
+    here = traffic.context.agreement.params.versions
+    there = here.replace("SEAL", "SEAX")
+    body = body_of(traffic.messages[Kind.SETUP]).replace(here.encode(), there.encode())
+    body = body.replace(traffic.context.agreement.params.digest, bytes(32))
+    with pytest.raises(ParametersMismatchError, match=f"{there}; here {here}"):
+        traffic.decode(Kind.SETUP, traffic.resigned(Kind.SETUP, body))
+
+
+def test_every_refusal_of_hostile_bytes_has_the_same_text(traffic: Traffic) -> None:
+    original = traffic.messages[Kind.APPROVAL]
+    texts: set[str] = set()
+    for data in (b"", b"\0" * 500, original[:-1], original + b"\0", body_of(original) + bytes(64), bytes(MAX_FRAME_BYTES + 99)):
+        with pytest.raises(InvalidMessageError) as caught:
+            traffic.decode(Kind.APPROVAL, data)
+        assert caught.value.__cause__ is None
+        texts.add(str(caught.value))
+    assert len(texts) == 1
+
+
+def test_random_bytes_are_refused(traffic: Traffic) -> None:
+    rng = np.random.default_rng(0)
+    for size in (*range(80), 300, 1000, 40_000):
+        for kind in Kind:
+            for data in (rng.bytes(size), b"privfed\0\x01" + bytes([kind]) + rng.bytes(size)):
+                with pytest.raises(InvalidMessageError):
+                    traffic.decode(kind, data)
+
+
+def test_a_text_that_does_not_fit_its_length_byte_is_refused() -> None:
+    assert write_text("a" * 255) == b"\xff" + b"a" * 255
+    with pytest.raises(ValueError, match="255 characters"):
+        write_text("a" * 256)
+
+
+def test_the_frame_lists_the_parts_in_the_order_of_the_agreement(traffic: Traffic) -> None:
+    assert tuple(traffic.context.agreement.parts) == message._PARTS
+
+
+def test_an_identity_outside_the_roster_cannot_seal(traffic: Traffic) -> None:
+    with pytest.raises(ValueError, match="pins for SETUP, got 'bank_00'"):
+        encode_setup(traffic.context, Identity.generate("bank_00"), traffic.key_id)

@@ -1,0 +1,271 @@
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privfed.digest import RoundDigest, hash_message
+from privfed.errors import InvalidMessageError, RoundMismatchError
+from privfed.he.additive import CkksVector, weighted_sum
+from privfed.he.params import CkksParams
+from privfed.message import Kind, seal
+from privfed.update import Layout, PlainVector, Update
+from privfed.wire import (
+    decode_aggregate,
+    decode_approval,
+    decode_digest,
+    decode_setup,
+    decode_upload,
+    encode_aggregate,
+    encode_approval,
+    encode_digest,
+    encode_setup,
+    encode_upload,
+    upload_chunk,
+)
+
+LARGE = Layout(names=("w",), shapes=((9000,),))
+
+
+@pytest.fixture
+def joint(parties: Any) -> Any:
+    return parties.round()
+
+
+def encrypted(joint: Any, name: str = "bank_00", key: Any = None) -> Update[CkksVector]:
+    """The update that a client would send, as the receiver reads it."""
+    key = key or joint.new_key()
+    return decode_upload(joint.encode(name, np.zeros(joint.context.agreement.layout.size), key), joint.context, key.key_id)
+
+
+def some_digest(joint: Any, **changes: Any) -> RoundDigest:
+    names = joint.context.agreement.roster.names[:3]
+    fields = {
+        "participants": names,
+        "coefficients": (1, 2, 3),
+        "upload_hashes": tuple(hash_message(name.encode()) for name in names),
+        "rule": "FedAvg",
+        "key_id": joint.new_key().key_id,
+    }
+    return RoundDigest(**(fields | changes))
+
+
+def test_setup_round_trips(joint: Any) -> None:
+    message = encode_setup(joint.context, joint.parties.clients["bank_01"], bytes(range(16)))
+    assert decode_setup(message, joint.context) == ("bank_01", bytes(range(16)))
+
+
+@pytest.mark.parametrize("length", [0, 15, 17])
+def test_a_key_id_of_another_length_is_not_sent(joint: Any, length: int) -> None:
+    with pytest.raises(ValueError, match="key id of 16 bytes"):
+        encode_setup(joint.context, joint.parties.clients["bank_01"], bytes(length))
+
+
+@pytest.mark.parametrize("values", [np.arange(8), [0.0] * 8])
+def test_an_update_that_was_not_encrypted_cannot_be_encoded(joint: Any, values: Any) -> None:
+    layout = joint.context.agreement.layout
+    plain = Update(sender="bank_00", round=0, vector=PlainVector(layout=layout, values=values))
+    with pytest.raises(TypeError, match="encrypted, got one that holds a PlainVector; nothing was encoded"):
+        encode_upload(joint.context, joint.parties.clients["bank_00"], plain)
+
+
+@pytest.mark.parametrize("thing", [b"\0" * 28736, None, np.zeros(8)], ids=["bytes", "None", "array"])
+def test_nothing_else_passes_for_an_encrypted_vector(joint: Any, thing: object) -> None:
+    with pytest.raises(TypeError, match="nothing was encoded"):
+        encode_upload(joint.context, joint.parties.clients["bank_00"], Update(sender="bank_00", round=0, vector=thing))
+
+
+def test_a_vector_that_looks_like_an_encrypted_one_is_not_encoded(joint: Any) -> None:
+    class Lookalike:
+        vector = encrypted(joint).vector
+        layout, params, key_id, fresh = vector.layout, vector.params, vector.key_id, True
+        chunks = (b"plaintext",)
+
+    with pytest.raises(TypeError, match="Lookalike"):
+        encode_upload(joint.context, joint.parties.clients["bank_00"], Update(sender="bank_00", round=0, vector=Lookalike()))
+
+
+def test_an_upload_round_trips(joint: Any) -> None:
+    update = encrypted(joint)
+    again = decode_upload(encode_upload(joint.context, joint.parties.clients["bank_00"], update), joint.context, update.vector.key_id)
+    assert again == update
+    assert again.vector.fresh
+
+
+def test_a_single_chunk_can_be_read_from_an_upload(meet: Callable[..., Any]) -> None:
+    joint = meet(layout=LARGE).round()
+    key = joint.new_key()
+    message = joint.encode("bank_00", np.zeros(LARGE.size), key)
+    chunks = decode_upload(message, joint.context, key.key_id).vector.chunks
+    assert len(chunks) == 3
+    assert tuple(message[upload_chunk(len(message), joint.context, index)] for index in range(3)) == chunks
+
+
+def test_an_update_of_another_sender_or_round_is_not_encoded(joint: Any) -> None:
+    update = encrypted(joint)
+    for other in (replace(update, sender="bank_01"), replace(update, round=1)):
+        with pytest.raises(ValueError, match="expected an update of 'bank_00' for round 0"):
+            encode_upload(joint.context, joint.parties.clients["bank_00"], other)
+
+
+def test_a_sum_or_a_vector_of_other_parameters_is_not_encoded(joint: Any) -> None:
+    update = encrypted(joint)
+    others = (
+        weighted_sum([update.vector], [1]),
+        replace(update.vector, params=CkksParams.standard(bound=2.0)),
+        replace(update.vector, layout=Layout(names=("x",), shapes=((8,),))),
+    )
+    for vector in others:
+        with pytest.raises(ValueError, match="a fresh vector with the layout and the parameters of the session"):
+            encode_upload(joint.context, joint.parties.clients["bank_00"], replace(update, vector=vector))
+
+
+def test_an_upload_under_another_key_is_refused(joint: Any) -> None:
+    key = joint.new_key()
+    message = joint.encode("bank_00", np.zeros(8), key)
+    with pytest.raises(RoundMismatchError, match="'bank_00' belongs to another key; it was dropped"):
+        decode_upload(message, joint.context, bytes(16))
+
+
+@pytest.mark.parametrize("where", [6, 28735 - 64])
+def test_a_signed_upload_with_a_word_beyond_the_modulus_is_refused(joint: Any, where: int) -> None:
+    key = joint.new_key()
+    chunk = bytearray(encrypted(joint, key=key).vector.chunks[0])
+    chunk[where] = 0xFF  # the highest byte of a word; the modulus has 54 of 56 bits
+    message = seal(joint.context, joint.parties.clients["bank_00"], Kind.UPLOAD, key_id=key.key_id, payload=bytes(chunk))
+    with pytest.raises(InvalidMessageError):
+        decode_upload(message, joint.context, key.key_id)
+
+
+def test_a_digest_round_trips(joint: Any) -> None:
+    digest = some_digest(joint)
+    assert decode_digest(encode_digest(joint.context, joint.parties.server, digest), joint.context, digest.key_id) == digest
+
+
+def test_a_digest_of_another_key_is_refused(joint: Any) -> None:
+    message = encode_digest(joint.context, joint.parties.server, some_digest(joint))
+    with pytest.raises(RoundMismatchError, match="another key"):
+        decode_digest(message, joint.context, bytes(16))
+
+
+@pytest.mark.parametrize(
+    "participants",
+    [
+        ("bank_00", "bank_00", "bank_01"),
+        ("bank_01", "bank_00", "bank_02"),
+        ("bank_00", "bank_01", "stranger"),
+        ("server", "bank_00", "bank_01"),
+        ("bank_00", "bank_01", ""),
+    ],
+    ids=["twice", "out of order", "stranger", "server", "empty"],
+)
+def test_a_digest_names_pinned_clients_once_and_in_order(joint: Any, participants: tuple[str, ...]) -> None:
+    digest = some_digest(joint, participants=participants)
+    with pytest.raises(InvalidMessageError):
+        decode_digest(encode_digest(joint.context, joint.parties.server, digest), joint.context, digest.key_id)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4, 2**32 - 1])
+def test_a_digest_with_a_wrong_count_is_refused(joint: Any, count: int) -> None:
+    digest = some_digest(joint)
+    payload = digest.payload.replace((3).to_bytes(4, "big"), count.to_bytes(4, "big"), 1)
+    message = seal(joint.context, joint.parties.server, Kind.DIGEST, key_id=digest.key_id, payload=payload)
+    with pytest.raises(InvalidMessageError):
+        decode_digest(message, joint.context, digest.key_id)
+
+
+@pytest.mark.parametrize("changes", [{"participants": ()}, {"coefficients": (1, 2)}, {"upload_hashes": (bytes(32),)}])
+def test_a_digest_without_an_entry_per_participant_cannot_be_made(joint: Any, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="one coefficient and one upload hash"):
+        some_digest(joint, **changes)
+
+
+def test_the_hash_of_a_digest_changes_with_everything_in_it(joint: Any) -> None:
+    digest = some_digest(joint)
+    names = joint.context.agreement.roster.names
+    variants = [
+        digest,
+        replace(digest, participants=names[1:4]),
+        replace(digest, coefficients=(1, 2, 4)),
+        replace(digest, upload_hashes=(*digest.upload_hashes[:2], bytes(32))),
+        replace(digest, rule="Other"),
+        replace(digest, key_id=bytes(16)),
+    ]
+    contexts = [joint.context, replace(joint.context, round=1), replace(joint.context, attempt=1)]
+    contexts.append(replace(joint.context, agreement=replace(joint.context.agreement, session=bytes(16))))
+    assert len({variant.digest(context) for variant in variants for context in contexts}) == len(variants) * len(contexts)
+
+
+def test_an_approval_round_trips(joint: Any) -> None:
+    digest = some_digest(joint)
+    assert decode_approval(encode_approval(joint.context, joint.parties.clients["bank_02"], digest), joint.context, digest) == "bank_02"
+
+
+def test_an_approval_of_another_digest_is_refused(joint: Any) -> None:
+    digest = some_digest(joint)
+    message = encode_approval(joint.context, joint.parties.clients["bank_02"], digest)
+    with pytest.raises(RoundMismatchError, match="'bank_02' approved another digest"):
+        decode_approval(message, joint.context, replace(digest, coefficients=(1, 2, 4)))
+
+
+def aggregate_message(joint: Any, *, approvals: Any = None, digest: Any = None, vector: Any = None) -> bytes:
+    digest = digest or some_digest(joint)
+    vector = vector or replace(weighted_sum([encrypted(joint).vector], [1]), key_id=digest.key_id)
+    if approvals is None:
+        approvals = [encode_approval(joint.context, joint.parties.clients[name], digest) for name in digest.participants]
+    return encode_aggregate(
+        joint.context, joint.parties.server, encode_digest(joint.context, joint.parties.server, digest), approvals, vector
+    )
+
+
+def test_an_aggregate_round_trips(joint: Any) -> None:
+    digest = some_digest(joint)
+    vector = weighted_sum([encrypted(joint).vector], [1])
+    message = decode_aggregate(aggregate_message(joint, digest=digest, vector=vector), joint.context, digest.key_id)
+    assert (message.digest, message.approved_by, message.vector) == (digest, digest.participants, vector)
+
+
+def test_an_aggregate_with_an_approval_of_another_digest_is_refused(joint: Any) -> None:
+    digest = some_digest(joint)
+    approvals = [encode_approval(joint.context, joint.parties.clients["bank_00"], replace(digest, coefficients=(3, 2, 1)))]
+    with pytest.raises(RoundMismatchError, match="approved another digest"):
+        decode_aggregate(aggregate_message(joint, digest=digest, approvals=approvals), joint.context, digest.key_id)
+
+
+def test_an_aggregate_with_a_digest_or_an_approval_of_another_attempt_is_refused(joint: Any) -> None:
+    digest = some_digest(joint)
+    later = replace(joint.context, attempt=1)
+    inner = encode_digest(later, joint.parties.server, digest)
+    vector = weighted_sum([encrypted(joint).vector], [1])
+    for digest_message, approvals in (
+        (inner, []),
+        (encode_digest(joint.context, joint.parties.server, digest), [encode_approval(later, joint.parties.clients["bank_00"], digest)]),
+    ):
+        message = encode_aggregate(joint.context, joint.parties.server, digest_message, approvals, vector)
+        with pytest.raises(RoundMismatchError, match="attempt 1"):
+            decode_aggregate(message, joint.context, digest.key_id)
+
+
+def test_an_aggregate_with_a_forged_digest_or_approval_is_refused(joint: Any) -> None:
+    digest = some_digest(joint)
+    vector = weighted_sum([encrypted(joint).vector], [1])
+    signed = encode_digest(joint.context, joint.parties.server, digest)
+    approval = encode_approval(joint.context, joint.parties.clients["bank_00"], digest)
+    forged = bytearray(approval)
+    forged[-1] ^= 1
+    for digest_message, approvals in ((signed[:-1] + bytes([signed[-1] ^ 1]), [approval]), (signed, [bytes(forged)]), (signed, [b""])):
+        message = encode_aggregate(joint.context, joint.parties.server, digest_message, approvals, vector)
+        with pytest.raises(InvalidMessageError):
+            decode_aggregate(message, joint.context, digest.key_id)
+
+
+def test_an_aggregate_of_another_key_is_refused(joint: Any) -> None:
+    with pytest.raises(RoundMismatchError, match="another key"):
+        decode_aggregate(aggregate_message(joint), joint.context, bytes(16))
+
+
+def test_a_single_upload_does_not_pass_for_a_sum(joint: Any) -> None:
+    fresh = encrypted(joint).vector
+    with pytest.raises(InvalidMessageError):
+        decode_aggregate(aggregate_message(joint, vector=fresh), joint.context, fresh.key_id)

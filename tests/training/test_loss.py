@@ -1,0 +1,196 @@
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from privfed.errors import UnsupportedDataError, UnsupportedModelError
+from privfed.training.loss import (
+    BinaryCrossEntropy,
+    PerSampleLoss,
+    binary_cross_entropy,
+    check_loss,
+    cross_entropy,
+    perturbed_copy,
+    synthetic_records,
+)
+from privfed.training.model import mlp, values_of
+
+torch.set_num_threads(1)
+LABELS = np.array([0, 1, 0])
+
+
+def test_binary_cross_entropy_is_minus_the_log_probability_of_each_label() -> None:
+    logits = torch.tensor([0.3, -2.0, 5.0])
+    labels = torch.tensor([1, 1, 0])
+    expected = [math.log1p(math.exp(-0.3)), math.log1p(math.exp(2.0)), math.log1p(math.exp(5.0))]
+    assert binary_cross_entropy(logits, labels).tolist() == pytest.approx(expected, rel=1e-6)
+    assert torch.equal(binary_cross_entropy(logits[:, None], labels), binary_cross_entropy(logits, labels))
+
+
+def test_a_positive_weight_multiplies_the_loss_of_positive_records_only() -> None:
+    logits, labels = torch.tensor([0.3, -2.0, 5.0]), torch.tensor([1, 0, 1])
+    weighted = BinaryCrossEntropy(positive_weight=40.0)(logits, labels)
+    assert weighted.tolist() == pytest.approx((binary_cross_entropy(logits, labels) * torch.tensor([40.0, 1.0, 40.0])).tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_positive_weight_that_is_not_positive_and_finite_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="positive_weight"):
+        BinaryCrossEntropy(positive_weight=bad)
+
+
+def test_cross_entropy_is_minus_the_log_probability_of_each_label() -> None:
+    logits, labels = torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([1, 2])
+    expected = [math.log(math.e + math.e**2 + 1) - 2.0, math.log(3.0)]
+    assert cross_entropy(logits, labels).tolist() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape"), [(binary_cross_entropy, (3, 2)), (binary_cross_entropy, (1, 3)), (cross_entropy, (3,)), (cross_entropy, (3, 1))]
+)
+def test_outputs_of_another_shape_are_refused(loss: PerSampleLoss, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        loss(torch.zeros(shape), torch.tensor(LABELS))
+
+
+@pytest.mark.parametrize(("loss", "outputs", "bad"), [(binary_cross_entropy, 1, 2), (binary_cross_entropy, 1, -1), (cross_entropy, 3, 3)])
+def test_labels_that_a_loss_does_not_take_are_refused_without_saying_them(loss: PerSampleLoss, outputs: int, bad: int) -> None:
+    with pytest.raises(UnsupportedDataError, match="nothing was trained") as refusal:
+        check_loss(mlp(4, outputs=outputs), loss, inputs=4, labels=np.array([0, 1, bad, 1]))
+    assert f"{bad}" not in str(refusal.value).replace("0 to 2", "")
+
+
+def test_labels_that_a_foreign_loss_does_not_take_are_refused_without_saying_them() -> None:
+    def foreign(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.nll_loss(functional.log_softmax(outputs, dim=1), labels, reduction="none")
+
+    check_loss(mlp(4, outputs=2), foreign, inputs=4, labels=LABELS)
+    with pytest.raises(UnsupportedDataError, match="nothing was trained") as refusal:
+        check_loss(mlp(4, outputs=2), foreign, inputs=4, labels=np.array([0, 1, 613]))
+    assert "613" not in str(refusal.value)
+    assert refusal.value.__cause__ is None
+    assert refusal.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs"), [(binary_cross_entropy, 1), (BinaryCrossEntropy(positive_weight=100.0), 1), (cross_entropy, 2), (cross_entropy, 5)]
+)
+def test_the_losses_of_the_library_are_accepted(loss: PerSampleLoss, outputs: int) -> None:
+    check_loss(mlp(4, outputs=outputs), loss, inputs=4, labels=LABELS)
+
+
+def normalised_weights(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    weight = torch.tensor([1.0, 100.0])
+    return functional.cross_entropy(outputs, labels, weight=weight, reduction="none") / weight[labels].sum()
+
+
+def focal_on_batch_mean(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    losses = functional.cross_entropy(outputs, labels, reduction="none")
+    return losses * losses.detach().mean()
+
+
+def shifted(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(torch.roll(outputs, 1, dims=0), labels)
+
+
+@pytest.mark.parametrize("loss", [normalised_weights, focal_on_batch_mean, shifted])
+def test_a_loss_that_depends_on_other_records_is_refused(loss: PerSampleLoss) -> None:
+    with pytest.raises(UnsupportedModelError, match="depends on the other records"):
+        check_loss(mlp(4, outputs=2), loss, inputs=4, labels=LABELS)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(reduction="sum"),
+        lambda outputs, labels: cross_entropy(outputs, labels)[:, None],
+        lambda outputs, labels: outputs,
+        lambda outputs, labels: cross_entropy(outputs, labels)[1:],
+    ],
+    ids=["mean", "sum", "column", "matrix", "one short"],
+)
+def test_anything_but_one_loss_per_record_is_refused(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(UnsupportedModelError, match="one loss per record"):
+        check_loss(mlp(4, outputs=2), loss, inputs=4, labels=LABELS)
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.layer(features - features.mean(dim=0))
+
+
+class Remembering(nn.Module):
+    """Keeps a running mean outside of all buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.mean = torch.zeros(4)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.5 * self.mean + 0.5 * features.detach().mean(dim=0)
+        return self.layer(features - self.mean)
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.layer(features + 1e-9 * torch.randn_like(features))
+
+
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("module", [Centred(), Remembering(), nn.Sequential(nn.Linear(4, 1), nn.Softmax(dim=0))])
+def test_a_model_that_mixes_records_is_refused_even_with_weights_of_zero(module: nn.Module, zero: bool) -> None:
+    if zero:
+        for parameter in module.parameters():
+            nn.init.zeros_(parameter)
+    with pytest.raises(UnsupportedModelError, match="depends on the other records"):
+        check_loss(module, binary_cross_entropy, inputs=4, labels=LABELS)
+
+
+@pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1)), Noisy()])
+def test_a_model_that_draws_from_torch_s_generator_is_refused_and_the_generator_is_put_back(module: nn.Module) -> None:
+    before = torch.random.get_rng_state()
+    with pytest.raises(UnsupportedModelError, match="generator"):
+        check_loss(module, binary_cross_entropy, inputs=4, labels=LABELS)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_model_of_another_width_than_the_data_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="5 columns"):
+        check_loss(mlp(4), binary_cross_entropy, inputs=5, labels=LABELS)
+
+
+def test_checking_changes_neither_the_model_nor_its_mode() -> None:
+    module = mlp(4).eval()
+    before = values_of(module).values.tolist()
+    check_loss(module, binary_cross_entropy, inputs=4, labels=LABELS)
+    assert values_of(module).values.tolist() == before
+    assert not module.training
+
+
+def test_a_perturbed_copy_trains_has_other_weights_and_the_same_frozen_ones() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).eval()
+    module[0].requires_grad_(False)
+    model = perturbed_copy(module)
+    assert model.training
+    assert torch.equal(model[0].weight, module[0].weight)
+    assert not torch.equal(model[1].weight, module[1].weight)
+
+
+def test_synthetic_records_are_the_same_every_time_and_all_different() -> None:
+    features, labels = synthetic_records(3)
+    assert torch.equal(features, synthetic_records(3)[0])
+    assert len(torch.unique(features, dim=0)) == len(labels) == 6
