@@ -39,7 +39,7 @@ class History:
         params: Encryption parameters, or the grid alone in a plaintext run.
         training: How each client trained.
         delta: The delta of each client's epsilon; absent for clients without a ledger.
-        private_randomness: Whether noise and sampling came from the operating system; if not, no privacy may be claimed.
+        private: Whether differential privacy may be claimed: every client trained with it, and no noise was seeded.
         initial: The weights before the first round.
         model: The weights after the last round.
         rounds: A summary per round.
@@ -51,7 +51,7 @@ class History:
     params: CkksParams
     training: Mapping[str, TrainingMechanism]
     delta: Mapping[str, float]
-    private_randomness: bool
+    private: bool
     initial: PlainVector = field(repr=False)
     model: PlainVector = field(repr=False)
     rounds: tuple[RoundSummary, ...] = field(repr=False)

@@ -93,7 +93,7 @@ def score_rows(
         raise ValueError(f"expected rows of {schema.width} columns and baseline of shape {truth.shape}, got {rows.shape}, {baseline.shape}")
     if not 0 <= tolerance < math.inf:
         raise ValueError(f"expected tolerance to be at least 0, got {tolerance}")
-    guesses = np.concatenate([rows[: len(truth)], baseline])[: len(truth)]
+    guesses = np.concatenate([rows, baseline])[: len(truth)]
     right = np.stack([_right_cells(guess, truth, schema=schema, tolerance=tolerance) for guess in guesses])
     found, true = linear_sum_assignment(right.sum(axis=2), maximize=True)
     matched = right[found, true]

@@ -98,8 +98,9 @@ class Deck:
         minimum: int,
         guard: str,
         movable: NDArray[np.bool_],
-    ) -> None:
-        """Gives each client that falls short of the minimum groups of those that have most, smallest groups first."""
+    ) -> NDArray[np.int64]:
+        """Owners after each client below the minimum was given groups of those that have most, smallest groups first."""
+        owners = owners.copy()
         totals = np.bincount(owners, weights=weights, minlength=self.clients)
         for client in np.flatnonzero(totals < minimum):
             for donor in np.argsort(-totals, kind="stable"):
@@ -118,6 +119,7 @@ class Deck:
                     f"client {client} would have fewer records than {guard}={minimum} asks, and the others have none to spare; "
                     f"nothing was split; lower {guard}, use fewer clients, or take a larger alpha"
                 )
+        return owners
 
 
 def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:

@@ -116,12 +116,11 @@ def dirichlet_partition(
         if redraws == _REDRAWS or (sizes.min() >= min_samples and positives.min() >= min_positive):
             break
         redraws += 1
-    owners = deck.owners(deal)
-    dealt = owners.copy()
-    deck.move(owners, rng, weights=deck.positives, minimum=min_positive, guard="min_positive", movable=deck.positives > 0)
+    dealt = deck.owners(deal)
+    owners = deck.move(dealt, rng, weights=deck.positives, minimum=min_positive, guard="min_positive", movable=deck.positives > 0)
     # Giving away a fraud could break the first guard, so with that guard on only groups without one move.
     movable = deck.positives == 0 if min_positive else deck.sizes > 0
-    deck.move(owners, rng, weights=deck.sizes, minimum=min_samples, guard="min_samples", movable=movable)
+    owners = deck.move(owners, rng, weights=deck.sizes, minimum=min_samples, guard="min_samples", movable=movable)
     return _partition(deck, owners, shares, redraws=redraws, moved=int(deck.sizes[owners != dealt].sum()))
 
 

@@ -27,7 +27,7 @@ from privfed.session import ClientSession
 from privfed.training.evaluate import Evaluation, EvaluationScope, evaluate
 from privfed.training.mechanism import DpSgd
 from privfed.training.model import check_model, scores, values_of
-from privfed.training.randomness import OperatingSystemRandomness, Randomness
+from privfed.training.randomness import Randomness
 from privfed.update import PlainVector, Update
 
 if TYPE_CHECKING:
@@ -243,7 +243,6 @@ class Simulation:
 
     def _history(self, summaries: tuple[RoundSummary, ...]) -> History:
         consortium = self._consortium
-        sources = [OperatingSystemRandomness.private if self._randomness is None else False]
         return History(
             mode=consortium.mode,
             rule=consortium.rule.name,
@@ -251,7 +250,7 @@ class Simulation:
             params=consortium.params,
             training={client.name: client.training for client in consortium.clients},
             delta={client.name: client.ledger.budget.delta for client in consortium.clients if client.ledger is not None},
-            private_randomness=all(sources) and all(isinstance(client.training, DpSgd) for client in consortium.clients),
+            private=self._randomness is None and all(isinstance(client.training, DpSgd) for client in consortium.clients),
             initial=self._initial,
             model=self.model_values,
             rounds=summaries,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from privfed.attacks.analytic import EXACT, analytic
-from privfed.attacks.facts import Activation, BinaryLoss, GaussianNoise, Sgd, TrainingFacts
+from privfed.attacks.facts import Activation, BinaryLoss, Continuous, GaussianNoise, OneHot, Sgd, TableSchema, TrainingFacts
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
 from privfed.attacks.scoring import advantage, check_certificates, mean_rows, score_rows
 from privfed.data.samples import Samples
@@ -38,6 +38,87 @@ def averaged(observations: list[Observation], *, step: float = 0.0) -> Observati
     updates = [observation.seen.values for observation in observations]
     rounded = [np.rint(update / step) * step if step else update for update in updates]
     return with_seen(observations[0], np.mean(rounded, axis=0), coefficients=(1,) * len(updates), rounding_step=step)
+
+
+SMALL = TableSchema(columns=(Continuous(name="amount", low=0.0, high=10.0), OneHot(name="kind", categories=("a", "b", "c"))))
+ALWAYS, NEVER = [0.0, 0, 0, 0, 1], [0.0, 0, 0, 0, -1]
+
+
+def crafted(before: list, change: list, *, schema: TableSchema = SMALL, rounding_step: float = 0.0) -> Observation:
+    """A first layer [weight | bias] with a given change, without training."""
+    neurons, columns = np.shape(before)
+    layout = Layout(names=("0.weight", "0.bias", "2.weight", "2.bias"), shapes=((neurons, columns - 1), (neurons,), (1, neurons), (1,)))
+
+    def vector(matrix: list) -> PlainVector:
+        tensors = {"0.weight": np.array(matrix)[:, :-1], "0.bias": np.array(matrix)[:, -1]}
+        return layout.flatten(tensors | {"2.weight": np.zeros((1, neurons)), "2.bias": np.zeros(1)})
+
+    training = TrainingFacts(optimizer=Sgd(learning_rate=1.0), loss=BinaryLoss(), steps=1, batch_size=9)
+    facts = {"activation": Activation.RELU, "schema": schema, "rounding_step": rounding_step}
+    return Observation(layout=layout, model=vector(before), seen=vector(change), training=training, **facts)
+
+
+def mixture(*shares: tuple[float, list[float]]) -> list[float]:
+    """Change of a neuron that several rows fire, each with its share of the bias change."""
+    return (0.01 * sum(np.array([*row, 1.0]) * share for share, row in shares)).tolist()
+
+
+def test_a_mixture_of_categories_is_no_possible_record() -> None:
+    a, b, c = [2.0, 1, 0, 0], [4.0, 0, 1, 0], [4.0, 0, 0, 1]
+    alone, mixed = mixture((1, a)), mixture((1, a), (0.5, b), (-0.5, c))
+    zero = [0.0] * 5
+    # The mixture has amount 2 and a 1 at "a"; only the other entries of the block give it away.
+    assert analytic(crafted([ALWAYS, NEVER], [alone, zero])).certified.tolist() == [True]
+    assert len(analytic(crafted([ALWAYS, NEVER], [mixed, zero])).rows) == 0
+
+
+def test_a_row_without_a_category_is_no_possible_record() -> None:
+    assert len(analytic(crafted([ALWAYS, NEVER], [mixture((1, [2.0, 0, 0, 0])), [0.0] * 5])).rows) == 0
+
+
+def test_a_row_out_of_the_public_range_is_no_possible_record() -> None:
+    high, low = [5.0, 1, 0, 0], [1.0, 1, 0, 0]
+    assert len(analytic(crafted([ALWAYS, NEVER], [mixture((3, high), (-2, low)), [0.0] * 5])).rows) == 0
+    assert len(analytic(crafted([ALWAYS, NEVER], [mixture((-1, high), (2, low)), [0.0] * 5])).rows) == 0
+
+
+def test_rows_that_agree_in_categories_and_neurons_are_the_limit_of_the_certificate() -> None:
+    # Nothing in the update tells this mixture from one row of amount 3.
+    mixed = mixture((0.5, [5.0, 1, 0, 0]), (0.5, [1.0, 1, 0, 0]))
+    assert analytic(crafted([ALWAYS, NEVER], [mixed, [0.0] * 5])).certified.tolist() == [True]
+
+
+def test_silent_neurons_that_could_not_carry_all_rows_certify_nothing() -> None:
+    high, low = [5.0, 1, 0, 0], [1.0, 1, 0, 0]
+    shown, out_of_range = mixture((0.5, high), (0.5, low)), mixture((3, high), (-2, low))
+    result = analytic(crafted([ALWAYS, ALWAYS, NEVER, NEVER], [shown, out_of_range, [0.0] * 5, [0.0] * 5]))
+    np.testing.assert_allclose(result.rows, [[3.0, 1, 0, 0]], atol=1e-2)
+    assert not result.certified.any()
+
+
+def test_certified_rows_come_before_rows_that_more_neurons_agree_on() -> None:
+    small, middle, other = [2.0, 1, 0, 0], [4.0, 1, 0, 0], [6.0, 0, 1, 0]
+    only_small, only_middle, only_other = [-1.0, 0, 0, 0, 3], [1.0, 10, 0, 0, -13], [1.0, 0, 0, 0, -5]
+    before = [only_small] * 3 + [only_middle] * 3 + [only_other] * 2
+    result = analytic(crafted(before, [mixture((1, row)) for row in [small] * 3 + [middle] * 3 + [other] * 2]))
+    assert result.certified.tolist() == [True, False, False]
+    np.testing.assert_allclose(result.rows[0], other, atol=1e-2)
+    assert result.confidence.tolist() == [1.0, 3 / 8, 3 / 8]
+
+
+def test_without_blocks_a_row_needs_two_neurons_that_agree() -> None:
+    schema = TableSchema(columns=(Continuous(name="amount", low=0.0, high=10.0), Continuous(name="age", low=0.0, high=10.0)))
+    always = [0.0, 0, 1]
+    once, twice = mixture((1, [2.0, 3.0])), mixture((1, [5.0, 4.0]))
+    result = analytic(crafted([always] * 3, [once, twice, twice], schema=schema))
+    np.testing.assert_allclose(result.rows, [[5.0, 4.0]], atol=1e-2)
+
+
+def test_an_entry_that_is_not_known_to_one_percent_of_its_range_gives_no_row() -> None:
+    change = [mixture((1, [2.0, 1, 0, 0])), [0.0] * 5]
+    # Half a step over a bias change of 0.01, doubled for an entry of 1: a step of 1e-4 is 1 %.
+    assert len(analytic(crafted([ALWAYS, NEVER], change, rounding_step=0.9e-4)).rows) == 1
+    assert len(analytic(crafted([ALWAYS, NEVER], change, rounding_step=1.1e-4)).rows) == 0
 
 
 def test_one_row_is_exact_and_certified_within_50_milliseconds(table, observe) -> None:

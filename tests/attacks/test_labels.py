@@ -77,6 +77,7 @@ def test_the_standard_error_is_that_of_the_noise(table, observe) -> None:
         seen = PlainVector(layout=noisy.layout, values=values)
         counts.append(label_count(dataclasses.replace(noisy, seen=seen), mean_prediction=0.5).positives)
     assert result.standard_error == pytest.approx(3.0)
+    assert min(counts) == 0.0
     # Negative estimates are cut to 0, so compare above the median, where one deviation ends at the 84.13 % quantile. With 1000
     # draws the distance has a standard error of 0.05 deviations; 2/3 and 3/2 of the deviation lie outside.
     distance = np.quantile(counts, 0.8413) - np.median(counts)

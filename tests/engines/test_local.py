@@ -1,0 +1,173 @@
+import math
+from collections.abc import Callable
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting import pld
+
+from privfed.aggregation.rules import MultiKrum
+from privfed.agreement import OpeningPolicy
+from privfed.client import Client
+from privfed.consortium import Consortium, Plaintext
+from privfed.dp.accounting import epsilon
+from privfed.engines.local import Simulation, simulate
+from privfed.errors import CohortError, OpeningRefusedError
+from privfed.he.params import CkksParams
+from privfed.training.evaluate import EvaluationScope
+from privfed.training.randomness import _SeededRandomness
+from tests.engines.conftest import MECHANISM, table
+
+Make = Callable[..., Consortium]
+
+
+def test_an_encrypted_run_equals_the_plaintext_run_bit_for_bit(model: torch.nn.Module, non_private: Make) -> None:
+    weights = (0.5, 0.3, 0.2)
+    encrypted = simulate(non_private(weights=weights), model, rounds=3)
+    plain = simulate(non_private(weights=weights, keys=Plaintext()), model, rounds=3)
+    assert np.array_equal(encrypted.model.values, plain.model.values)
+    assert not np.array_equal(encrypted.model.values, encrypted.initial.values)
+    assert encrypted.grid_error_max == plain.grid_error_max == 0
+    assert (encrypted.mode, plain.mode) == ("SharedKey", "Plaintext")
+    assert plain.bytes_up_per_parameter == 0 < encrypted.bytes_up_per_parameter
+
+
+def test_the_same_training_in_another_order_of_rounds_gives_another_model(model: torch.nn.Module, non_private: Make) -> None:
+    """So that the equality above is not one of constants."""
+    first = simulate(non_private(), model, rounds=1)
+    second = simulate(non_private(weights=(5, 1, 1)), model, rounds=1)
+    assert not np.array_equal(first.model.values, second.model.values)
+
+
+def test_noise_is_really_added_to_what_is_summed(model: torch.nn.Module, private: Make) -> None:
+    """Two DP-SGD runs on the same data differ, and under a seeded source they do not."""
+
+    def run(consortium: Consortium, seed: int | None) -> np.ndarray:
+        seam = None if seed is None else lambda name, number: _SeededRandomness(hash((name, number, seed)) % 2**60)
+        with Simulation(consortium, model, _randomness=seam) as simulation:
+            return simulation.run(rounds=1).model.values
+
+    consortium = private()
+    unseeded = [run(consortium, None) for _ in range(2)]
+    seeded = [run(consortium, 7) for _ in range(2)]
+    assert not np.array_equal(*unseeded)
+    assert np.array_equal(*seeded)
+
+
+def test_spent_epsilon_equals_an_independent_computation_from_the_recorded_events(model: torch.nn.Module, private: Make) -> None:
+    consortium = private()
+    history = simulate(consortium, model, rounds=4)
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(MECHANISM.sample_rate, dp_accounting.GaussianDpEvent(MECHANISM.noise_multiplier)),
+        4 * MECHANISM.steps,
+    )
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
+    accountant.compose(event)
+    expected = accountant.get_epsilon(1e-5)
+    assert len(history.epsilon) == 3
+    for client in consortium.clients:
+        # Both are upper bounds on the same number; grids of 1e-3 and 1e-4 over 12 compositions differ by less than 12e-3.
+        assert history.epsilon[client.name] == pytest.approx(expected, abs=12e-3)
+        assert client.ledger is not None
+        assert len(client.ledger.events()) == 4
+
+
+def test_a_client_over_its_budget_is_left_out_before_it_trains_and_the_round_goes_on(model: torch.nn.Module, private: Make) -> None:
+    one_round = epsilon([MECHANISM.event()], delta=1e-5)
+    consortium = private(count=4, epsilons=(20.0, 20.0, 20.0, 1.01 * one_round))
+    history = simulate(consortium, model, rounds=2)
+    assert [summary.record.refused for summary in history.rounds] == [(), ("bank_3",)]
+    assert history.rounds[1].record.participants == ("bank_0", "bank_1", "bank_2")
+    ledger = consortium.clients[3].ledger
+    assert ledger is not None
+    assert len(ledger.events()) == 1
+
+
+def test_a_run_in_which_too_many_refuse_stops_and_keeps_what_was_reached(model: torch.nn.Module, private: Make) -> None:
+    one_round = epsilon([MECHANISM.event()], delta=1e-5)
+    consortium = private(epsilons=(1.01 * one_round,) * 3)
+    done = []
+    with Simulation(consortium, model) as simulation:
+        with pytest.raises(CohortError, match="nothing was summed"):
+            simulation.run(rounds=2, progress=done.append)
+        assert simulation.model_values.values.tolist() != done[0].record.aggregate.vector.values.tolist()
+        assert len(done) == 1
+
+
+def test_a_round_that_the_policy_forbids_is_not_held(model: torch.nn.Module, non_private: Make) -> None:
+    with pytest.raises(CohortError, match="nothing was summed"):
+        simulate(non_private(count=2, policy=OpeningPolicy(min_clients=3), keys=Plaintext()), model, rounds=1)
+    with pytest.raises(OpeningRefusedError, match="demands 3"):
+        simulate(non_private(count=2, policy=OpeningPolicy(min_clients=3)), model, rounds=1)
+    with pytest.raises(OpeningRefusedError, match="one client would be more"):
+        simulate(non_private(weights=(98, 1, 1)), model, rounds=1)
+
+
+def test_a_gram_rule_scores_first_and_sums_second_in_the_clear(model: torch.nn.Module, non_private: Make) -> None:
+    rule = MultiKrum(byzantine=1, keep=3)
+    history = simulate(non_private(count=5, keys=Plaintext(), rule=rule), model, rounds=2)
+    for summary in history.rounds:
+        assert sorted(summary.record.coefficients.values()) == [0, 0, 1, 1, 1]
+        assert summary.record.effective_clients == 3
+        assert summary.grid_error_max == 0
+
+
+def test_selection_takes_the_fraction_and_every_client_gets_the_model(model: torch.nn.Module, non_private: Make) -> None:
+    consortium = non_private(count=6, policy=OpeningPolicy(min_clients=3))
+    with Simulation(consortium, model) as simulation:
+        history = simulation.run(rounds=4, fraction=0.5, rng=np.random.default_rng(0))
+        states = [session.state for session in simulation._sessions.values()]
+    assert all(len(summary.record.participants) == 3 for summary in history.rounds)
+    assert len({summary.record.participants for summary in history.rounds}) > 1
+    assert all(np.array_equal(state.values.values, history.model.values) for state in states)
+    assert all(state.rounds == (0, 1, 2, 3) for state in states)
+
+
+def test_selection_without_a_source_of_choice_is_refused(model: torch.nn.Module, non_private: Make) -> None:
+    with pytest.raises(ValueError, match="rng"):
+        simulate(non_private(count=4), model, rounds=1, fraction=0.5)
+    with pytest.raises(ValueError, match="at least 1 round"):
+        simulate(non_private(), model, rounds=0)
+
+
+def test_evaluation_is_stamped_with_its_scope(model: torch.nn.Module, non_private: Make) -> None:
+    history = simulate(non_private(), model, rounds=2, evaluation=table(100, seed=9), scope=EvaluationScope.PUBLIC_DATA)
+    assert len(history.pr_auc) == 2
+    assert all(summary.evaluation.scope is EvaluationScope.PUBLIC_DATA for summary in history.rounds if summary.evaluation)
+    assert history.pr_auc[1] > 0.4  # a third of the labels are positive: a model that learned nothing has about 0.33
+
+
+def test_a_run_without_privacy_says_so(model: torch.nn.Module, non_private: Make, private: Make) -> None:
+    history = simulate(non_private(), model, rounds=1)
+    assert all(math.isinf(epsilon) for epsilon in history.epsilon.values())
+    assert not history.private
+    assert simulate(private(), model, rounds=1).private
+
+
+def test_a_run_with_seeded_noise_is_never_called_private(model: torch.nn.Module, private: Make) -> None:
+    with Simulation(private(), model, _randomness=lambda _name, number: _SeededRandomness(number)) as simulation:
+        assert not simulation.run(rounds=1).private
+
+
+def test_a_grid_finer_than_differential_privacy_allows_is_refused_before_training(model: torch.nn.Module, private: Make) -> None:
+    consortium = private(params=CkksParams.standard(bound=1e-4))
+    with pytest.raises(ValueError, match="raise the bound"):
+        simulate(consortium, model, rounds=1)
+    assert all(client.ledger is not None and not client.ledger.events() for client in consortium.clients)
+
+
+def test_coordinates_outside_the_bound_saturate_and_the_run_goes_on(model: torch.nn.Module, non_private: Make) -> None:
+    bound = 1e-3
+    history = simulate(non_private(params=CkksParams.standard(bound=bound)), model, rounds=1)
+    moved = np.abs(history.model.values - history.initial.values)
+    assert moved.max() == pytest.approx(bound, rel=1e-9)
+
+
+def test_a_client_without_positives_takes_part(model: torch.nn.Module, non_private: Make) -> None:
+    others = non_private().clients
+    negatives = table(200, seed=5)
+    negatives = negatives.take(np.flatnonzero(negatives.labels == 0))
+    quiet = Client("bank_9", negatives, training=others[0].training)
+    history = simulate(Consortium([*others, quiet], keys=non_private().keys), model, rounds=1)
+    assert history.rounds[0].record.participants == ("bank_0", "bank_1", "bank_2", "bank_9")
