@@ -179,9 +179,7 @@ def decode_agreement(text: str) -> Agreement:
             session=bytes.fromhex(fields["session"]),
             roster=Roster(server=parties[0], clients=tuple(parties[1:])),
             params=CkksParams(**fields["params"]),
-            layout=Layout(
-                names=tuple(fields["layout"]["names"]), shapes=tuple(tuple(shape) for shape in fields["layout"]["shapes"])
-            ),
+            layout=Layout(names=tuple(fields["layout"]["names"]), shapes=tuple(tuple(shape) for shape in fields["layout"]["shapes"])),
             weights=fields["weights"],
             rule=next(rule for rule in _WRITTEN_RULES if rule.name == fields["rule"]),
             policy=OpeningPolicy(**fields["policy"]),

@@ -39,7 +39,13 @@ def demo(
 
     size = QUICK if quick else FULL
     console = Console(stderr=True, quiet=as_json)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[quality]}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[quality]}"),
+        TimeElapsedColumn(),
+    )
     try:
         with Progress(*columns, console=console) as bar:
             task = bar.add_task("Encrypted rounds", total=size.rounds, quality="")
@@ -70,9 +76,13 @@ def _print_demo(result: "DemoResult") -> None:
     for number, summary in enumerate(history.rounds, start=1):
         pr_auc = "-" if summary.evaluation is None else f"{summary.evaluation.pr_auc:.3f}"
         record = summary.record
-        quality.add_row(str(number), str(len(record.participants)), f"{record.effective_clients:.2f}", pr_auc, f"{summary.grid_error_max} grid steps")
+        quality.add_row(
+            str(number), str(len(record.participants)), f"{record.effective_clients:.2f}", pr_auc, f"{summary.grid_error_max} grid steps"
+        )
     console.print(quality)
-    privacy = Table(title="What each bank spent of its privacy budget", caption="epsilon and delta bound what anyone can learn about one record")
+    privacy = Table(
+        title="What each bank spent of its privacy budget", caption="epsilon and delta bound what anyone can learn about one record"
+    )
     for column in ("bank", "epsilon spent", "epsilon budget", "delta", "noise multiplier"):
         privacy.add_column(column, justify="right" if column != "bank" else "left")
     for name, epsilon in result.epsilon.items():

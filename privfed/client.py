@@ -30,7 +30,7 @@ class Client:
         ledger: Account of what its data have spent. `DpSgd` cannot be without one.
 
     Raises:
-        ValueError: If there are no records, or `DpSgd` has no ledger.
+        ValueError: If `DpSgd` has no ledger.
     """
 
     name: str
@@ -41,8 +41,6 @@ class Client:
     weight: float = 1
 
     def __post_init__(self) -> None:
-        if len(self.data) == 0:
-            raise ValueError(f"expected records for {self.name!r}, got none; leave an empty client out")
         if isinstance(self.training, DpSgd) and self.ledger is None:
             raise ValueError(f"expected a ledger for {self.name!r}, which trains with DP-SGD; open one with Ledger.open")
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from privfed.agreement import OpeningPolicy
 from privfed.aggregation.rules import FedAvg, Rule
+from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.errors import UnsupportedInThisModeError
 from privfed.he.params import CkksParams

@@ -90,9 +90,7 @@ def run_demo(size: Size, *, progress: Callable[[RoundSummary], None] | None = No
     rng = np.random.default_rng(20)
     table = generate_transactions(rows=size.rows, fraud_rate=0.01, rng=rng)
     train, test = grouped_split(features(table, PRE), test_share=0.25, rng=rng)
-    partition = dirichlet_partition(
-        train, clients=len(BANKS), alpha=ALPHA, rng=rng, min_samples=size.rows // 12, min_positive=20
-    )
+    partition = dirichlet_partition(train, clients=len(BANKS), alpha=ALPHA, rng=rng, min_samples=size.rows // 12, min_positive=20)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-demo-")))
         clients = [

@@ -98,9 +98,7 @@ def open_aggregate(session: ClientSession, context: RoundContext, data: bytes) -
     return aggregate
 
 
-def run_round(
-    *, server: RoundServer, sessions: Mapping[str, ClientSession], context: RoundContext, selected: Sequence[str]
-) -> RoundRecord:
+def run_round(*, server: RoundServer, sessions: Mapping[str, ClientSession], context: RoundContext, selected: Sequence[str]) -> RoundRecord:
     """Runs the phases of one round: setup, training and upload, digest, approval, aggregate, opening.
 
     A client whose budget does not cover the round is recorded as refusing; the round goes on without it if the policy holds.

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from privfed.aggregation.rules import MultiKrum
-from privfed.agreement import OpeningPolicy, RoundContext
+from privfed.agreement import OpeningPolicy, RoundContext, decode_agreement, encode_agreement
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
 from privfed.identity import Identity, Roster
@@ -134,3 +134,20 @@ def test_a_context_is_bound_to_round_attempt_and_agreement(parties: Any) -> None
 def test_a_round_or_an_attempt_that_does_not_fit_the_wire_is_refused(parties: Any, numbers: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="from 0 to 2\\^32 - 1"):
         RoundContext(agreement=parties.agreement, **numbers)
+
+
+def test_an_agreement_survives_the_way_to_another_process(meet: Callable[..., Any]) -> None:
+    agreement = meet(weights={"bank_00": 0.1, "bank_01": 2, "bank_02": 1 / 3, "bank_03": 1}, policy=OpeningPolicy(max_share=0.7)).agreement
+    again = decode_agreement(encode_agreement(agreement))
+    assert again == agreement
+    assert again.digest == agreement.digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [("FedAvg", "Other"), ("min_clients", "least"), ("{", "["), ('"session"', '"S"'), ('"amplitude"', '"a"')],
+    ids=lambda change: change[0],
+)
+def test_another_text_than_an_agreement_is_refused(parties: Any, change: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"[Ee]xpect"):
+        decode_agreement(encode_agreement(parties.agreement).replace(*change))

@@ -73,7 +73,7 @@ class Partition:
 def dirichlet_partition(
     samples: Samples, *, clients: int = 3, alpha: float, rng: np.random.Generator, min_samples: int = 1, min_positive: int = 0
 ) -> Partition:
-    """Label skew: the shares of each class are drawn from Dir(alpha, ..., alpha), independently (Hsu et al., arXiv:1909.06335).
+    """Label skew: the shares of each class are drawn from Dir(alpha, ..., alpha), independently (Yurochkin et al., arXiv:1905.12022).
 
     Without groups the count of class c at client k is q_ck N_c rounded by largest remainder. With groups of one class each it
     is within one group of q_ck N_c. A group of several classes is dealt with the rarest of them (of equally rare ones, the

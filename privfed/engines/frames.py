@@ -1,7 +1,7 @@
 """How two processes of one machine talk: length-prefixed frames of one tag byte and bytes, over pipes."""
 
 from enum import IntEnum
-from typing import BinaryIO
+from typing import IO
 
 _LENGTH_BYTES = 8
 
@@ -20,14 +20,14 @@ class Tag(IntEnum):
     REFUSED = 9
 
 
-def write_frame(stream: BinaryIO, tag: Tag, payload: bytes = b"") -> None:
+def write_frame(stream: IO[bytes], tag: Tag, payload: bytes = b"") -> None:
     """Writes one frame and flushes."""
     stream.write((len(payload) + 1).to_bytes(_LENGTH_BYTES, "big") + bytes([tag]))
     stream.write(payload)
     stream.flush()
 
 
-def read_frame(stream: BinaryIO) -> tuple[Tag, bytes]:
+def read_frame(stream: IO[bytes]) -> tuple[Tag, bytes]:
     """Reads one frame.
 
     Raises:

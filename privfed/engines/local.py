@@ -155,7 +155,12 @@ class Simulation:
             )
 
     def run(
-        self, *, rounds: int, fraction: float = 1.0, rng: np.random.Generator | None = None, progress: Callable[[RoundSummary], None] | None = None
+        self,
+        *,
+        rounds: int,
+        fraction: float = 1.0,
+        rng: np.random.Generator | None = None,
+        progress: Callable[[RoundSummary], None] | None = None,
     ) -> History:
         """Runs the rounds; see `simulate`."""
         if rounds < 1:
@@ -195,9 +200,7 @@ class Simulation:
             session=self._session,
             round=number,
         )
-        self._plain_model = PlainVector(
-            layout=self._initial.layout, values=self._plain_model.values + record.aggregate.vector.values
-        )
+        self._plain_model = PlainVector(layout=self._initial.layout, values=self._plain_model.values + record.aggregate.vector.values)
         return record
 
     def _round_server(self, context: RoundContext, selected: Sequence[str]) -> RoundServer:
@@ -231,9 +234,7 @@ class Simulation:
         return int(np.abs(opened - expected).max())
 
     def _epsilon(self) -> dict[str, float]:
-        return {
-            client.name: math.inf if client.ledger is None else client.ledger.spent() for client in self._consortium.clients
-        }
+        return {client.name: math.inf if client.ledger is None else client.ledger.spent() for client in self._consortium.clients}
 
     def _evaluate(self) -> Evaluation | None:
         if self._evaluation is None:

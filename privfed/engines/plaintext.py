@@ -91,9 +91,7 @@ def run_plaintext_round(
     if len(grids) < policy.min_clients:
         raise CohortError(f"the policy demands {policy.min_clients} clients, and {len(grids)} trained; nothing was summed")
     with clock.phase("sum"):
-        aggregate = combine(
-            grids, start=start, weights=weights, rule=rule, policy=policy, params=params, round=round
-        )
+        aggregate = combine(grids, start=start, weights=weights, rule=rule, policy=policy, params=params, round=round)
     return RoundRecord(
         round=round,
         selected=tuple(selected),

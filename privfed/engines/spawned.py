@@ -3,6 +3,7 @@
 So that "the server holds no key" is a statement about a process whose memory can be searched.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -30,7 +31,7 @@ class SpawnedServer:
 
     def __init__(self, *, agreement: Agreement, identity_path: Path, spool: Path) -> None:
         # A new program, never a fork: a forked child would start with a copy of this process's memory, keys included.
-        self._process = subprocess.Popen(  # noqa: S603 # no shell, fixed arguments
+        self._process = subprocess.Popen(  # no shell, fixed arguments
             [sys.executable, "-m", "privfed.engines.server_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         if self._process.stdin is None or self._process.stdout is None:
@@ -95,10 +96,8 @@ class SpawnedServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it may have ended before
             self._sink.close()  # the process ends when its input does
-        except OSError:
-            pass  # it ended before
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

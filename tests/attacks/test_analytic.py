@@ -72,8 +72,9 @@ def test_a_mixture_of_categories_is_no_possible_record() -> None:
     assert len(analytic(crafted([ALWAYS, NEVER], [mixed, zero])).rows) == 0
 
 
-def test_a_row_without_a_category_is_no_possible_record() -> None:
-    assert len(analytic(crafted([ALWAYS, NEVER], [mixture((1, [2.0, 0, 0, 0])), [0.0] * 5])).rows) == 0
+@pytest.mark.parametrize("block", [[0, 0, 0], [1, 0.5, 0], [1, 1, 0]])
+def test_a_row_that_is_not_of_exactly_one_category_is_no_possible_record(block: list[float]) -> None:
+    assert len(analytic(crafted([ALWAYS, NEVER], [mixture((1, [2.0, *block])), [0.0] * 5])).rows) == 0
 
 
 def test_a_row_out_of_the_public_range_is_no_possible_record() -> None:

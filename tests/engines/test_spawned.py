@@ -83,7 +83,7 @@ def test_a_round_key_alone_is_found(model: torch.nn.Module, non_private: Make, t
     from privfed.scanner import _patterns
 
     words = b"".join(_patterns(round_key(keys, context)))
-    program = "import sys; words = sys.stdin.buffer.read(%d); print('ready', flush=True); sys.stdin.buffer.read()" % len(words)
+    program = f"import sys; words = sys.stdin.buffer.read({len(words)}); print('ready', flush=True); sys.stdin.buffer.read()"
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdin is not None
