@@ -15,6 +15,7 @@ from privfed.identity import PublicIdentity, Roster
 from privfed.update import Layout, effective_clients
 
 SESSION_BYTES = 16
+DIGEST_BYTES = 32
 _PARAMS_FIELDS = ("poly_modulus_degree", "modulus", "weight_sum", "guard_bits", "amplitude", "bound")
 
 
@@ -70,12 +71,13 @@ class Agreement:
         roster: The pinned parties.
         params: Encryption parameters.
         layout: Names and shapes of the model's tensors.
+        start: `PlainVector.digest` of the weights from which all start, 32 bytes.
         weights: Weight of every client of the roster, by name. Agreed numbers, not counts of private records.
         rule: How coefficients follow from the weights.
         policy: When an aggregate may be opened.
 
     Raises:
-        ValueError: If the session is not 16 bytes, a client has no weight, or the rule cannot express the weights.
+        ValueError: If the session is not 16 bytes or the start not 32, a client has no weight, or the rule cannot express the weights.
         UnsupportedInThisModeError: If the rule needs inner products, which these parameters cannot compute on ciphertexts.
         OpeningRefusedError: If the policy would refuse even a round of all clients.
     """
@@ -84,13 +86,16 @@ class Agreement:
     roster: Roster
     params: CkksParams
     layout: Layout
+    start: bytes
     weights: Mapping[str, float]
     rule: Rule
     policy: OpeningPolicy = field(default_factory=OpeningPolicy)
 
     def __post_init__(self) -> None:
-        if len(self.session) != SESSION_BYTES:
-            raise ValueError(f"expected a session of {SESSION_BYTES} bytes, got {len(self.session)}")
+        if len(self.session) != SESSION_BYTES or len(self.start) != DIGEST_BYTES:
+            raise ValueError(
+                f"expected a session of {SESSION_BYTES} bytes and a start of {DIGEST_BYTES}, got {len(self.session)} and {len(self.start)}"
+            )
         if set(self.weights) != set(self.roster.names):
             missing, extra = sorted(set(self.roster.names) - set(self.weights)), sorted(set(self.weights) - set(self.roster.names))
             raise ValueError(f"expected a weight for every client of the roster; missing {missing}, not in the roster {extra}")
@@ -133,6 +138,7 @@ class Agreement:
                 "roster": self.roster.digest,
                 "params": self.params.digest,
                 "layout": self.layout.digest,
+                "start": self.start,
                 "weights": hashlib.sha256(b"privfed weights v1" + weights).digest(),
                 "rule": hashlib.sha256(b"privfed rule v1" + self.rule.name.encode()).digest(),
                 "policy": hashlib.sha256(b"privfed policy v1" + policy).digest(),
@@ -159,6 +165,7 @@ def encode_agreement(agreement: Agreement) -> str:
             "parties": parties,
             "params": {field: getattr(params, field) for field in _PARAMS_FIELDS},
             "layout": {"names": agreement.layout.names, "shapes": agreement.layout.shapes},
+            "start": agreement.start.hex(),
             "weights": dict(agreement.weights),
             "rule": agreement.rule.name,
             "policy": {"min_clients": policy.min_clients, "max_share": policy.max_share},
@@ -180,6 +187,7 @@ def decode_agreement(text: str) -> Agreement:
             roster=Roster(server=parties[0], clients=tuple(parties[1:])),
             params=CkksParams(**fields["params"]),
             layout=Layout(names=tuple(fields["layout"]["names"]), shapes=tuple(tuple(shape) for shape in fields["layout"]["shapes"])),
+            start=bytes.fromhex(fields["start"]),
             weights=fields["weights"],
             rule=next(rule for rule in _WRITTEN_RULES if rule.name == fields["rule"]),
             policy=OpeningPolicy(**fields["policy"]),
@@ -196,21 +204,27 @@ class RoundContext:
         agreement: What the session agreed on.
         round: Number of the round, from 0 to 2^32 - 1.
         attempt: Number of the attempt, from 0 to 2^32 - 1. A new attempt has new keys.
+        history: `RoundDigest.digest` of the last round that was opened before, 32 bytes; zeros before the first. As a digest
+            covers the history before it, equal histories mean equal models.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: If a number or a length is out of its range.
     """
 
     agreement: Agreement
     round: int
     attempt: int = 0
+    history: bytes = bytes(DIGEST_BYTES)
 
     def __post_init__(self) -> None:
+        if len(self.history) != DIGEST_BYTES:
+            raise ValueError(f"expected a history of {DIGEST_BYTES} bytes, got {len(self.history)}")
         for number in (self.round, self.attempt):
             if not 0 <= number < 2**32:
                 raise ValueError(f"expected round and attempt from 0 to 2^32 - 1, got {number!r}")
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over the agreement, the round and the attempt, 32 bytes."""
-        return hashlib.sha256(b"privfed round v1" + self.agreement.digest + struct.pack(">II", self.round, self.attempt)).digest()
+        """SHA-256 over the agreement, the round, the attempt and the history, 32 bytes."""
+        numbers = struct.pack(">II", self.round, self.attempt)
+        return hashlib.sha256(b"privfed round v1" + self.agreement.digest + numbers + self.history).digest()

@@ -28,6 +28,11 @@ class RoundMismatchError(PrivFedError):
 
 
 @final
+class HistoryMismatchError(PrivFedError):
+    """Two parties have opened different rounds before this one, so their models differ."""
+
+
+@final
 class LayoutMismatchError(PrivFedError):
     """Two parties disagree about the names, order or shapes of the model's tensors."""
 

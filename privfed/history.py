@@ -1,12 +1,13 @@
 """What a run leaves behind: a record per round, the privacy that each client spent, and the model."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from privfed.agreement import OpeningPolicy
 from privfed.he.params import CkksParams
-from privfed.round import RoundRecord
-from privfed.training.evaluate import Evaluation
+from privfed.round import RoundRecord, Stage
+from privfed.training.evaluate import Evaluation, EvaluationScope
 from privfed.training.mechanism import TrainingMechanism
 from privfed.update import PlainVector
 
@@ -18,14 +19,71 @@ class RoundSummary:
     Args:
         record: What happened.
         epsilon: What each client had spent after the round, at its budget's delta; infinite without differential privacy.
-        grid_error_max: Largest difference, in grid steps, between the opened sum and the integer weighted sum of the updates.
+        grid_error_max: Largest difference, in grid steps, between the opened sum and the integer weighted sum of the updates; None
+            if an update was not trained under these eyes, but resent after a restart.
         evaluation: Metrics of the model after the round, if it was evaluated.
     """
 
     record: RoundRecord
     epsilon: Mapping[str, float]
-    grid_error_max: int
+    grid_error_max: int | None
     evaluation: Evaluation | None
+
+    def to_json(self) -> dict[str, object]:
+        """The summary as JSON values; an infinite epsilon and an undefined metric are null."""
+        fields = asdict(replace(self.record, coefficients=dict(self.record.coefficients)))
+        fields["silent"] = {name: stage.name for name, stage in self.record.silent.items()}
+        evaluation = None
+        if self.evaluation is not None:
+            evaluation = {name: _finite(value) for name, value in asdict(self.evaluation).items() if name != "scope"}
+            evaluation["scope"] = self.evaluation.scope.name
+        return {
+            "record": fields,
+            "epsilon": {name: _finite(value) for name, value in self.epsilon.items()},
+            "grid_error_max": self.grid_error_max,
+            "evaluation": evaluation,
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, dict[str, object]]) -> "RoundSummary":
+        """Reads what `to_json` gave.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        try:
+            record = {name: tuple(value) if isinstance(value, list) else value for name, value in fields["record"].items()}
+            record["silent"] = {name: Stage[stage] for name, stage in fields["record"]["silent"].items()}
+            evaluation = fields["evaluation"] and {
+                name: math.nan if value is None else value for name, value in fields["evaluation"].items() if name != "scope"
+            }
+            return cls(
+                record=RoundRecord(**record),
+                epsilon={name: math.inf if value is None else value for name, value in fields["epsilon"].items()},
+                grid_error_max=fields["grid_error_max"],
+                evaluation=evaluation and Evaluation(**evaluation, scope=EvaluationScope[fields["evaluation"]["scope"]]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError("expected a round as RoundSummary.to_json gives it, got something else") from error
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRound:
+    """A round that was not held, because too few answered in time. Nothing was opened; what was trained stays charged.
+
+    Args:
+        round: Number of the round.
+        silent: Clients that did not answer, and from which stage on.
+        reason: What was refused.
+    """
+
+    round: int
+    silent: Mapping[str, Stage]
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +100,8 @@ class History:
         private: Whether differential privacy may be claimed: every client trained with it, and no noise was seeded.
         initial: The weights before the first round.
         model: The weights after the last round.
-        rounds: A summary per round.
+        rounds: A summary per round that was held, at least one.
+        failed: Rounds that were not held.
     """
 
     mode: str
@@ -55,6 +114,7 @@ class History:
     initial: PlainVector = field(repr=False)
     model: PlainVector = field(repr=False)
     rounds: tuple[RoundSummary, ...] = field(repr=False)
+    failed: tuple[FailedRound, ...] = field(default=(), repr=False)
 
     @property
     def epsilon(self) -> Mapping[str, float]:
@@ -79,6 +139,7 @@ class History:
         return sum(received) / len(received) / self.model.layout.size if received else 0.0
 
     @property
-    def grid_error_max(self) -> int:
-        """Largest difference of any round, in grid steps, between what was opened and the integer weighted sum."""
-        return max(summary.grid_error_max for summary in self.rounds)
+    def grid_error_max(self) -> int | None:
+        """Largest difference of any round, in grid steps, between what was opened and the integer weighted sum; None if unknown."""
+        errors = [summary.grid_error_max for summary in self.rounds]
+        return None if None in errors else max(error for error in errors if error is not None)

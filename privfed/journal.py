@@ -115,6 +115,14 @@ class Journal:
             if changed != 1:
                 raise OpeningRefusedError(f"no opening of round {context.round} is under way; nothing was recorded")
 
+    def settle(self, context: RoundContext) -> None:
+        """Finishes an opening whose aggregate turned out to be stored already: the party crashed in between. Else, it does nothing."""
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE rounds SET finished = 1 WHERE session = ? AND round = ? AND aggregate IS NOT NULL",
+                (context.agreement.session, context.round),
+            )
+
     @staticmethod
     def _claim(connection: sqlite3.Connection, context: RoundContext, digest: bytes) -> None:
         connection.execute(

@@ -28,6 +28,7 @@ class KeyHolder:
         self._round_key = round_key
         self._journal = journal
         self._opened: bytes | None = None
+        self._digest: bytes | None = None
 
     def open(self, data: bytes) -> Aggregate[PlainVector]:
         """Verifies everything, records the opening, then decrypts.
@@ -59,8 +60,19 @@ class KeyHolder:
         grid_sum = open_sum(message.vector, self._round_key, coefficients=digest.coefficients)
         agreement = self._context.agreement
         values = dequantise(grid_sum, sum(digest.coefficients), agreement.params)
-        self._opened = opened
+        self._opened, self._digest = opened, digest.digest(self._context)
         return Aggregate(round=self._context.round, vector=PlainVector(layout=agreement.layout, values=values), coefficients=digest.by_name)
+
+    @property
+    def digest(self) -> bytes:
+        """`RoundDigest.digest` of what was opened, 32 bytes: the history of the next round.
+
+        Raises:
+            OpeningRefusedError: If nothing was opened here.
+        """
+        if self._digest is None:
+            raise OpeningRefusedError(f"no aggregate of round {self._context.round} was opened here")
+        return self._digest
 
     def finish(self) -> None:
         """Records that the model with the aggregate in it is stored. From here on nothing of this round is opened again.

@@ -1,10 +1,10 @@
 r"""The frame of every message: who says what kind of thing about which round, signed.
 
-    magic "privfed\0" | version 1 | kind 1 | sender | session 16 | round 4 | attempt 4 | roster 32 | params 32 | layout 32 |
-    weights 32 | rule 32 | policy 32 | key id 16 | library versions | payload length 8 | payload | Ed25519 signature 64
+    magic "privfed\0" | version 1 | kind 1 | sender | session 16 | round 4 | attempt 4 | history 32 | roster 32 | params 32 | layout 32 |
+    start 32 | weights 32 | rule 32 | policy 32 | key id 16 | library versions | payload length 8 | payload | Ed25519 signature 64
 
-Numbers are big-endian; sender and library versions are ASCII with a length byte in front; the six fields of 32 bytes are
-`Agreement.parts`. The signature covers every byte before it. Nothing behind the sender is looked at before the length was
+Numbers are big-endian; sender and library versions are ASCII with a length byte in front; the seven fields of 32 bytes behind the
+history are `Agreement.parts`. The signature covers every byte before it. Nothing behind the sender is looked at before the length was
 bounded and the signature verified; nothing in the payload before the whole header agrees with what the receiver expects.
 """
 
@@ -12,18 +12,24 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from privfed.agreement import SESSION_BYTES, RoundContext
-from privfed.errors import AgreementMismatchError, InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError
+from privfed.agreement import DIGEST_BYTES, SESSION_BYTES, RoundContext
+from privfed.errors import (
+    AgreementMismatchError,
+    HistoryMismatchError,
+    InvalidMessageError,
+    LayoutMismatchError,
+    ParametersMismatchError,
+    RoundMismatchError,
+)
 from privfed.he.params import KEY_ID_BYTES
 from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity
 
 MAGIC = b"privfed\0"
 FORMAT_VERSION = 1
-DIGEST_BYTES = 32
 MAX_TEXT_BYTES = 255
 _PREFIX = struct.Struct(f">{len(MAGIC)}sBB")
-_ROUND = struct.Struct(f">{SESSION_BYTES}sII")
-_PARTS = ("roster", "params", "layout", "weights", "rule", "policy")
+_ROUND = struct.Struct(f">{SESSION_BYTES}sII{DIGEST_BYTES}s")
+_PARTS = ("roster", "params", "layout", "start", "weights", "rule", "policy")
 MAX_FRAME_BYTES = _PREFIX.size + _ROUND.size + len(_PARTS) * DIGEST_BYTES + KEY_ID_BYTES + 2 * (1 + MAX_TEXT_BYTES) + 8 + SIGNATURE_BYTES
 
 
@@ -121,7 +127,7 @@ def seal(context: RoundContext, identity: Identity, kind: Kind, *, key_id: bytes
         (
             _PREFIX.pack(MAGIC, FORMAT_VERSION, kind),
             write_text(identity.name),
-            _ROUND.pack(agreement.session, context.round, context.attempt),
+            _ROUND.pack(agreement.session, context.round, context.attempt, context.history),
             *(agreement.parts[part] for part in _PARTS),
             key_id,
             write_text(agreement.params.versions),
@@ -144,9 +150,10 @@ def unseal(data: bytes, context: RoundContext, kind: Kind, *, max_payload: int) 
     Raises:
         InvalidMessageError: If it is not an authentic message of this kind from a pinned party.
         RoundMismatchError: If it is authentic and belongs to another session, round or attempt.
+        HistoryMismatchError: If the sender opened other rounds before this one.
         ParametersMismatchError: If the sender has other encryption parameters, or other versions of SEAL or TenSEAL.
         LayoutMismatchError: If the sender has another layout.
-        AgreementMismatchError: If the sender has another roster, other weights, another rule or another policy.
+        AgreementMismatchError: If the sender has another roster or start, other weights, another rule or another policy.
     """
     if len(data) > MAX_FRAME_BYTES + max_payload or len(data) < SIGNATURE_BYTES:
         raise InvalidMessageError
@@ -177,7 +184,7 @@ def _speakers(context: RoundContext, kind: Kind) -> tuple[PublicIdentity, ...]:
 def _check_header(reader: Reader, context: RoundContext, sender: str) -> None:
     """Compares the signed header with what the receiver agreed to; names what differs."""
     agreement = context.agreement
-    session, number, attempt = _ROUND.unpack(reader.take(_ROUND.size))
+    session, number, attempt, history = _ROUND.unpack(reader.take(_ROUND.size))
     parts = {part: reader.take(DIGEST_BYTES) for part in _PARTS}
     if session != agreement.session:
         raise RoundMismatchError(f"the message of {sender!r} belongs to another session; it was dropped and nothing happened")
@@ -195,9 +202,14 @@ def _check_header(reader: Reader, context: RoundContext, sender: str) -> None:
         )
     if parts["layout"] != agreement.parts["layout"]:
         raise LayoutMismatchError(f"{sender!r} has another layout of the model; its message was dropped and nothing happened")
-    differing = [part for part in ("roster", "weights", "rule", "policy") if parts[part] != agreement.parts[part]]
+    differing = [part for part in ("roster", "start", "weights", "rule", "policy") if parts[part] != agreement.parts[part]]
     if differing:
         raise AgreementMismatchError(
             f"{sender!r} has another idea of the {' and the '.join(differing)}; its message was dropped and nothing happened; "
             "settle the agreement and start a new session"
+        )
+    if history != context.history:
+        raise HistoryMismatchError(
+            f"{sender!r} has not opened the same rounds before round {number} as this party; its message was dropped and nothing "
+            "happened; whoever missed a round opens its aggregate first"
         )

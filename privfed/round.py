@@ -7,20 +7,34 @@ error; and each upload was paid for in its owner's ledger before training began.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import IntEnum
 from types import MappingProxyType
 from typing import Protocol
 
 from privfed.agreement import RoundContext
-from privfed.errors import BudgetExceededError, OpeningRefusedError
+from privfed.errors import BudgetExceededError, CohortError
 from privfed.keyholder import KeyHolder
 from privfed.session import ClientSession
 from privfed.update import Aggregate, PlainVector, effective_clients
 
 
+class Stage(IntEnum):
+    """What a client does in a round, in this order. Who is silent at one stage is silent for the rest of the round."""
+
+    SETUP = 1
+    UPLOAD = 2
+    APPROVAL = 3
+    OPENING = 4
+
+
 class RoundServer(Protocol):
     """What a round needs of its server, wherever that runs. `privfed.server.Server` is one."""
 
+    def cohort(self) -> tuple[str, ...]: ...
+    def participants(self) -> tuple[str, ...]: ...
+    def missing_approvals(self) -> tuple[str, ...]: ...
+    def next_history(self) -> bytes: ...
     def receive_setup(self, data: bytes) -> str: ...
     def start_uploads(self) -> tuple[str, ...]: ...
     def receive_upload(self, data: bytes) -> str: ...
@@ -29,29 +43,88 @@ class RoundServer(Protocol):
     def aggregate(self) -> bytes: ...
 
 
+class RoundClient(Protocol):
+    """What a round needs of a client, wherever that runs. `Participant` is one."""
+
+    def opened_rounds(self) -> tuple[int, ...]: ...
+    def setup(self, context: RoundContext) -> bytes: ...
+    def upload(self, context: RoundContext) -> bytes: ...
+    def approve(self, context: RoundContext, digest: bytes) -> bytes: ...
+    def open(self, context: RoundContext, data: bytes) -> None: ...
+
+
+class Participant:
+    """A client that also opens: its session, and the key holder of each round.
+
+    Args:
+        session: The client's side of the session.
+    """
+
+    def __init__(self, session: ClientSession) -> None:
+        self.session = session
+        self.opened: Aggregate[PlainVector] | None = None
+
+    def opened_rounds(self) -> tuple[int, ...]:
+        """Numbers of the rounds that are in this client's model, ascending."""
+        return self.session.state.rounds
+
+    def setup(self, context: RoundContext) -> bytes:
+        """See `ClientSession.setup`."""
+        return self.session.setup(context)
+
+    def upload(self, context: RoundContext) -> bytes:
+        """See `ClientSession.upload`."""
+        return self.session.upload(context)
+
+    def approve(self, context: RoundContext, digest: bytes) -> bytes:
+        """See `ClientSession.approve`."""
+        return self.session.approve(context, digest)
+
+    def open(self, context: RoundContext, data: bytes) -> None:
+        """Opens an aggregate message and puts it into the model, once: a round that is in the model is left alone.
+
+        The same call serves a client that missed the round: it opens the missed rounds in their order. A gap is refused, because
+        every message is bound to the history before it.
+
+        Raises:
+            HistoryMismatchError: If this client misses a round before this one; its model is as it was.
+            PrivFedError: As `KeyHolder.open`; its model is as it was.
+        """
+        if context.round in self.session.state.rounds:
+            self.session.journal.settle(context)
+            return
+        holder = KeyHolder(context=context, round_key=self.session.round_key(context), journal=self.session.journal)
+        aggregate = holder.open(data)
+        self.session.apply(aggregate, digest=holder.digest)
+        holder.finish()
+        self.opened = aggregate
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """What happened in one round. Public, except in a simulation's own hands.
+    """What happened in one round. Public.
 
     Args:
         round: Number of the round.
         selected: Clients that were asked to take part.
         refused: Clients whose privacy budget did not cover the round; they trained nothing.
+        silent: Clients that did not answer in time, and the stage at which they fell silent.
+        history: `RoundDigest.digest` of the round, hexadecimal: the history of the next one. Empty without encryption.
         coefficients: Integer coefficient of each participant.
         bytes_up: Bytes that each participant sent.
         bytes_down: Bytes that each client received.
         seconds: Wall-clock seconds by phase.
-        aggregate: The opened weighted mean, the same at every opener.
     """
 
     round: int
     selected: tuple[str, ...]
     refused: tuple[str, ...]
+    silent: Mapping[str, Stage]
+    history: str
     coefficients: Mapping[str, int]
     bytes_up: Mapping[str, int]
     bytes_down: Mapping[str, int]
     seconds: Mapping[str, float]
-    aggregate: Aggregate[PlainVector] = field(repr=False)
 
     @property
     def participants(self) -> tuple[str, ...]:
@@ -82,79 +155,103 @@ class Clock:
     @property
     def seconds(self) -> Mapping[str, float]:
         """Seconds so far, by phase."""
-        return MappingProxyType(dict(self._seconds))
+        return dict(self._seconds)
 
 
-def open_aggregate(session: ClientSession, context: RoundContext, data: bytes) -> Aggregate[PlainVector]:
-    """One client opens an aggregate message and puts it into its model, once.
-
-    Raises:
-        PrivFedError: As `KeyHolder.open`; the model is as it was.
-    """
-    holder = KeyHolder(context=context, round_key=session.round_key(context), journal=session.journal)
-    aggregate = holder.open(data)
-    session.apply(aggregate)
-    holder.finish()
-    return aggregate
-
-
-def run_round(*, server: RoundServer, sessions: Mapping[str, ClientSession], context: RoundContext, selected: Sequence[str]) -> RoundRecord:
+def run_round(
+    *,
+    server: RoundServer,
+    clients: Mapping[str, RoundClient],
+    context: RoundContext,
+    selected: Sequence[str],
+    silent: Mapping[str, Stage] = MappingProxyType({}),
+) -> RoundRecord:
     """Runs the phases of one round: setup, training and upload, digest, approval, aggregate, opening.
 
-    A client whose budget does not cover the round is recorded as refusing; the round goes on without it if the policy holds.
+    A round that was interrupted, at whatever party, is gone on with where it stood. It is held with those who answer, if the policy
+    holds; their integer weights are apportioned anew. A client whose budget does not cover the round says so, and is told apart
+    from one that is silent.
 
     Args:
         server: The server of this round.
-        sessions: Every client's session, by name. All of them open the aggregate, the selected ones take part.
-        context: Agreement, round and attempt.
-        selected: Names of the clients that take part.
+        clients: Every client, by name. All of them open the aggregate; the selected ones take part.
+        context: Agreement, round, attempt and history.
+        selected: Names of the clients that are asked to take part.
+        silent: Clients that do not answer in time, from a stage on. An engine knows them by its time-outs.
 
     Returns:
         The record of the round.
 
     Raises:
-        PrivFedError: If the round cannot be held, or an opener refuses.
+        CohortError: If too few answered; nothing was opened. What was trained stays charged.
+        PrivFedError: If a party refuses what another one sent.
     """
     clock = Clock()
-    bytes_up: dict[str, int] = dict.fromkeys(selected, 0)
-    with clock.phase("setup"):
-        for name in selected:
-            message = sessions[name].setup(context)
-            bytes_up[name] += len(message)
-            server.receive_setup(message)
-        cohort = server.start_uploads()
+    up, down = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
+
+    def answers(name: str, stage: Stage) -> bool:
+        return silent.get(name, stage + 1) > stage
+
+    if not server.cohort():
+        with clock.phase("setup"):
+            for name in selected:
+                if answers(name, Stage.SETUP):
+                    message = clients[name].setup(context)
+                    server.receive_setup(message)
+                    up[name] += len(message)
+            server.start_uploads()
     refused: list[str] = []
-    for name in cohort:
+    for name in () if server.participants() else server.cohort():
+        if not answers(name, Stage.UPLOAD):
+            continue
         try:
             with clock.phase("train and encrypt"):
-                message = sessions[name].upload(context)
+                message = clients[name].upload(context)
         except BudgetExceededError:
             refused.append(name)
             continue
         with clock.phase("receive"):
             server.receive_upload(message)
-        bytes_up[name] += len(message)
+        up[name] += len(message)
     with clock.phase("approve"):
         digest = server.close()
-        participants = [name for name in cohort if name not in refused]
-        for name in participants:
-            message = sessions[name].approve(context, digest)
-            bytes_up[name] += len(message)
-            server.receive_approval(message)
+        participants = server.participants()
+        for name in server.missing_approvals():
+            if answers(name, Stage.APPROVAL):
+                message = clients[name].approve(context, digest)
+                server.receive_approval(message)
+                up[name] += len(message)
+                down[name] += len(digest)
     with clock.phase("sum"):
         data = server.aggregate()
     with clock.phase("open"):
-        opened = {name: open_aggregate(session, context, data) for name, session in sessions.items()}
-    aggregate = next(iter(opened.values()))
-    if any((other.vector.values != aggregate.vector.values).any() for other in opened.values()):
-        raise OpeningRefusedError("openers disagree about the aggregate; their models differ from here on")
+        for name, client in clients.items():
+            if answers(name, Stage.OPENING):
+                client.open(context, data)
+                down[name] += len(data)
+    coefficients = context.agreement.coefficients(participants)
     return RoundRecord(
         round=context.round,
         selected=tuple(selected),
         refused=tuple(refused),
-        coefficients=aggregate.coefficients,
-        bytes_up={name: count for name, count in bytes_up.items() if name in aggregate.coefficients},
-        bytes_down={name: len(data) + (len(digest) if name in participants else 0) for name in sessions},
+        silent={name: stage for name, stage in silent.items() if name in selected or stage is Stage.OPENING},
+        history=server.next_history().hex(),
+        coefficients=coefficients,
+        bytes_up={name: up[name] for name in participants},
+        bytes_down={name: count for name, count in down.items() if count},
         seconds=clock.seconds,
-        aggregate=aggregate,
     )
+
+
+def check_same_model(sessions: Sequence[ClientSession]) -> None:
+    """Refuses to go on when clients with the same history hold different models.
+
+    Raises:
+        CohortError: If they do. It cannot happen while opened sums are exact.
+    """
+    models: dict[bytes, PlainVector] = {}
+    for session in sessions:
+        state = session.state
+        known = models.setdefault(state.history, state.values)
+        if (known.values != state.values.values).any():
+            raise CohortError("two clients opened the same rounds and hold different models; nothing more was done")

@@ -84,6 +84,27 @@ class Server:
         stored = set(self._spool.names(_prefix(kind)))
         return tuple(name for name in self._context.agreement.roster.names if name in stored)
 
+    def cohort(self) -> tuple[str, ...]:
+        """Names of the clients that may upload; none before the setup has ended."""
+        return () if self.phase is Phase.SETUP else self.received(Kind.SETUP)
+
+    def participants(self) -> tuple[str, ...]:
+        """Names of the clients in the announced digest; none before it was announced."""
+        return () if self.phase in (Phase.SETUP, Phase.UPLOAD) else self._digest().participants
+
+    def next_history(self) -> bytes:
+        """`RoundDigest.digest` of the announced digest, 32 bytes: the history of the round after this one.
+
+        Raises:
+            CohortError: If no digest was announced.
+        """
+        return self._digest().digest(self._context)
+
+    def missing_approvals(self) -> tuple[str, ...]:
+        """Names of the participants that have not approved the announced digest yet."""
+        approved = self.received(Kind.APPROVAL)
+        return tuple(name for name in self.participants() if name not in approved)
+
     def receive_setup(self, data: bytes) -> str:
         """Stores a client's setup message; returns the client's name.
 
@@ -181,10 +202,9 @@ class Server:
         """
         digest = self._digest()
         if self.phase is Phase.APPROVAL:
-            approved = self.received(Kind.APPROVAL)
-            missing = [name for name in digest.participants if name not in approved]
+            missing = self.missing_approvals()
             if missing:
-                raise CohortError(f"approvals of {missing} are missing; nothing was summed; wait for them or go on with a new round")
+                raise CohortError(f"approvals of {list(missing)} are missing; nothing was summed; wait for them or go on with a new round")
             for name, announced in zip(digest.participants, digest.upload_hashes, strict=True):
                 with self._upload_path(name).open("rb") as file:
                     if hashlib.file_digest(file, "sha256").digest() != announced:

@@ -7,6 +7,7 @@ from privfed.agreement import Agreement, RoundContext
 from privfed.approval import approve
 from privfed.client import Trainer
 from privfed.digest import hash_message
+from privfed.errors import HistoryMismatchError
 from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.protect import protect, round_key
@@ -50,6 +51,11 @@ class ClientSession:
         self.journal = Journal(directory / "journal.sqlite")
 
     @property
+    def name(self) -> str:
+        """Name in the roster. Public."""
+        return self._identity.name
+
+    @property
     def state(self) -> ModelState:
         """The model as this client holds it."""
         return self._state
@@ -61,16 +67,23 @@ class ClientSession:
         return self._round_key[1]
 
     def setup(self, context: RoundContext) -> bytes:
-        """The setup message: which key this client derived for the round."""
+        """The setup message: which key this client derived for the round.
+
+        Raises:
+            HistoryMismatchError: If this client has not opened the rounds that the context builds on.
+        """
+        self._check_history(context)
         return encode_setup(context, self._identity, self.round_key(context).key_id)
 
     def upload(self, context: RoundContext) -> bytes:
         """Charges the ledger, trains, encrypts, stores; returns the upload message. Again, it returns the stored bytes.
 
         Raises:
+            HistoryMismatchError: If this client has not opened the rounds that the context builds on; nothing was trained.
             BudgetExceededError: If the budget does not cover the round; nothing was trained.
             PrivFedError: As `Trainer.train`; what was charged stays charged.
         """
+        self._check_history(context)
         place = {"session": context.agreement.session, "round": context.round, "attempt": context.attempt}
         name = f"{context.agreement.session.hex()}-{context.round}-{context.attempt}"
         if not self._outbox.has(name):
@@ -95,13 +108,27 @@ class ClientSession:
             journal=self.journal,
         )
 
-    def apply(self, aggregate: Aggregate[PlainVector]) -> None:
-        """Adds an opened aggregate to the model, durably. An aggregate that is in the model already is left alone."""
-        if aggregate.round in self._state.rounds:
-            return
+    def _check_history(self, context: RoundContext) -> None:
+        if context.history != self._state.history:
+            raise HistoryMismatchError(
+                f"round {context.round} builds on other rounds than {self.name!r} has opened ({list(self._state.rounds)}); "
+                "nothing was done; open the missed aggregates first"
+            )
+
+    def apply(self, aggregate: Aggregate[PlainVector], *, digest: bytes) -> None:
+        """Adds an opened aggregate to the model, durably.
+
+        Args:
+            aggregate: Of a later round than those in the model.
+            digest: `RoundDigest.digest` of that round, 32 bytes: the history from here on.
+
+        Raises:
+            ValueError: If the round is not later than those in the model.
+        """
         state = ModelState(
             values=PlainVector(layout=self._agreement.layout, values=self._state.values.values + aggregate.vector.values),
             rounds=(*self._state.rounds, aggregate.round),
+            history=digest,
         )
         self._store.save(state)
         self._state = state

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from privfed.agreement import DIGEST_BYTES
 from privfed.update import Layout, PlainVector
 
 
@@ -17,15 +18,19 @@ class ModelState:
     Args:
         values: The weights.
         rounds: Numbers of the rounds whose aggregates are in it, ascending.
+        history: `RoundDigest.digest` of the last of them, 32 bytes; zeros if there is none.
 
     Raises:
-        ValueError: If the rounds are not ascending.
+        ValueError: If the rounds are not ascending, or the history has another length.
     """
 
     values: PlainVector
     rounds: tuple[int, ...] = ()
+    history: bytes = bytes(DIGEST_BYTES)
 
     def __post_init__(self) -> None:
+        if len(self.history) != DIGEST_BYTES:
+            raise ValueError(f"expected a history of {DIGEST_BYTES} bytes, got {len(self.history)}")
         if any(later <= earlier for earlier, later in zip(self.rounds, self.rounds[1:], strict=False)):
             raise ValueError(f"expected ascending rounds, got {self.rounds}")
 
@@ -52,7 +57,9 @@ class ModelStore:
             return None
         with np.load(self._path, allow_pickle=False) as file:
             return ModelState(
-                values=PlainVector(layout=self._layout, values=file["values"]), rounds=tuple(int(number) for number in file["rounds"])
+                values=PlainVector(layout=self._layout, values=file["values"]),
+                rounds=tuple(int(number) for number in file["rounds"]),
+                history=file["history"].tobytes(),
             )
 
     def save(self, state: ModelState) -> None:
@@ -60,7 +67,12 @@ class ModelStore:
         descriptor, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".")
         try:
             with os.fdopen(descriptor, "wb") as file:
-                np.savez(file, values=state.values.values, rounds=np.array(state.rounds, dtype=np.int64))
+                np.savez(
+                    file,
+                    values=state.values.values,
+                    rounds=np.array(state.rounds, dtype=np.int64),
+                    history=np.frombuffer(state.history, dtype=np.uint8),
+                )
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self._path)

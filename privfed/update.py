@@ -139,6 +139,11 @@ class PlainVector:
         """The coordinates, of shape (layout.size,), read-only. Private data unless an opening released them."""
         return self._values
 
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over the layout and the bits of the values, 32 bytes. It hides nothing: only for values that are public."""
+        return hashlib.sha256(b"privfed values v1" + self._layout.digest + self._values.astype("<f8").tobytes()).digest()
+
     def __repr__(self) -> str:
         return f"PlainVector(size={self._layout.size})"
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from privfed.agreement import RoundContext
+from privfed.agreement import DIGEST_BYTES, RoundContext
 from privfed.digest import COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError, RoundMismatchError
 from privfed.he.additive import CkksVector, check_chunk
 from privfed.he.params import KEY_ID_BYTES
 from privfed.identity import SIGNATURE_BYTES, Identity
-from privfed.message import DIGEST_BYTES, MAX_FRAME_BYTES, MAX_TEXT_BYTES, Kind, Reader, seal, unseal
+from privfed.message import MAX_FRAME_BYTES, MAX_TEXT_BYTES, Kind, Reader, seal, unseal
 from privfed.update import Update
 
 _LENGTH_BYTES = 4

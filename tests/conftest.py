@@ -57,6 +57,7 @@ class Parties:
             "roster": Roster(server=server.public, clients=tuple(client.public for client in clients.values())),
             "params": CkksParams.standard(bound=1.0),
             "layout": LAYOUT,
+            "start": b"weights from which all of us sta",
             "weights": dict.fromkeys(clients, 1.0),
             "rule": FedAvg(),
             "policy": OpeningPolicy(),

@@ -102,6 +102,7 @@ agreement = Agreement(
     roster=Roster(server=server_identity.public, clients=tuple(client.public for client in clients.values())),
     params=CkksParams.standard(),
     layout=Layout(names=("w",), shapes=((2,),)),
+    start=b"start " * 5 + b"..",
     weights={"a": 1, "b": 2, "c": 1},
     rule=FedAvg(),
 )

@@ -9,7 +9,7 @@ from privfed.agreement import Agreement, OpeningPolicy, RoundContext
 from privfed.client import Client, Trainer
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
-from privfed.errors import BudgetExceededError
+from privfed.errors import BudgetExceededError, HistoryMismatchError
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.identity import Identity, Roster
@@ -34,6 +34,7 @@ class Bank:
             roster=Roster(server=Identity.generate("server").public, clients=tuple(identity.public for identity in self.identities)),
             params=CkksParams.standard(),
             layout=self.start.layout,
+            start=self.start.digest,
             weights={identity.name: 1.0 for identity in self.identities},
             rule=FedAvg(),
             policy=OpeningPolicy(),
@@ -145,12 +146,24 @@ def test_an_aggregate_enters_the_model_once_and_survives_a_restart(bank: Bank) -
     aggregate = Aggregate(round=0, vector=step, coefficients={"bank_a": 1, "bank_b": 1, "bank_c": 1})
     with bank.ledger() as ledger:
         session = bank.session(ledger)
-        session.apply(aggregate)
-        session.apply(aggregate)
+        session.apply(aggregate, digest=b"h" * 32)
+        with pytest.raises(ValueError, match="ascending"):
+            session.apply(aggregate, digest=b"h" * 32)
         restarted = bank.session(ledger)
     for state in (session.state, restarted.state):
-        assert state.rounds == (0,)
+        assert (state.rounds, state.history) == ((0,), b"h" * 32)
         assert np.array_equal(state.values.values, bank.start.values + 0.25)
+
+
+def test_a_client_that_missed_a_round_trains_nothing_on_what_it_has(bank: Bank) -> None:
+    later = RoundContext(agreement=bank.agreement, round=1, history=b"h" * 32)
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        for step in (session.setup, session.upload):
+            with pytest.raises(HistoryMismatchError, match="nothing was done"):
+                step(later)
+        assert not bank.trained
+        assert not ledger.events()
 
 
 def test_a_client_with_dp_sgd_and_no_ledger_is_refused() -> None:

@@ -26,7 +26,7 @@ from privfed.update import PlainVector
 EXACT = 1e-2
 """Largest error with which an entry still counts as known, as a share of its column's public range."""
 
-_CERTIFICATE = "certified rows are possible records, alone with their categories, and agree with the neurons that stayed silent"
+_CERTIFICATE = "certified rows are of whole categories, no other row has the same, and they agree with the neurons that stayed silent"
 # A direction counts as a row's when it stands this far above what errors can make, so that a certificate never hangs on noise.
 _SIGNAL_OVER_ERROR = 3.0
 
@@ -59,9 +59,9 @@ def analytic(observation: Observation) -> Reconstruction | NotApplicable:
     A row is certified if all of this holds:
 
     * every entry is known to within `EXACT` of its column's range, despite rounding, the encryption grid and known noise;
-    * it is a possible record: numeric entries lie in their ranges, and each one-hot block has one 1 and otherwise 0, which a
-      mixture of rows of different categories does not;
-    * no other possible record with the same categories was found: mixtures of rows with equal categories come in many versions;
+    * each one-hot block has one 1 and otherwise 0, which a mixture of rows of different categories does not;
+    * numeric entries lie in their public ranges;
+    * no other such row with the same categories was found: mixtures of rows with equal categories come in many versions;
     * the neurons that the row leaves silent carry fewer rows than all neurons do, as they must when it takes part in none.
 
     So a certificate is wrong only if rows of the batch agree in all categories and in nearly all neurons that they fire. Tables
@@ -71,9 +71,9 @@ def analytic(observation: Observation) -> Reconstruction | NotApplicable:
         observation: What the attacker holds.
 
     Returns:
-        At most as many rows as there were record visits: certified ones first, then possible records that may be mixtures: those
-        that fit the silent neurons, then those on which more neurons agree. In tables without one-hot block, only rows that two
-        neurons agree on, unless the gradient carries a single row.
+        At most as many rows as there were record visits: certified ones first, then rows that may be mixtures: those that fit the
+        silent neurons, those in range, those on which more neurons agree. A range that was declared too narrow costs certificates,
+        no rows. In tables without one-hot block, only rows that two neurons agree on, unless the gradient carries a single row.
     """
     started = time.perf_counter()
     part = gradient_part(observation)
@@ -89,12 +89,13 @@ def analytic(observation: Observation) -> Reconstruction | NotApplicable:
     if not schema.blocks and rank > 1:
         candidates = candidates.take(candidates.neurons > 1)
     reason = _why_uncertified(observation, layers=len(layers))
-    fitting = certified = np.zeros(len(candidates.rows), dtype=np.bool_)
+    inside = _in_range(candidates, schema)
+    fitting, certified = np.zeros_like(inside), np.zeros_like(inside)
     if reason is None:
-        pairs = zip(candidates.rows, candidates.errors, strict=True)
-        fitting = np.array([_silent_neurons_carry_less(layer, row, error, rank=rank) for row, error in pairs], dtype=np.bool_)
-        certified = fitting & _alone_in_categories(candidates.rows, schema)
-    order = np.lexsort((-candidates.neurons, ~fitting, ~certified))[: max(1, round(observation.records))]
+        pairs = zip(candidates.rows[inside], candidates.errors[inside], strict=True)
+        fitting[inside] = [_silent_neurons_carry_less(layer, row, error, rank=rank) for row, error in pairs]
+        certified[inside] = fitting[inside] & _alone_in_categories(candidates.rows[inside], schema)
+    order = np.lexsort((-candidates.neurons, ~inside, ~fitting, ~certified))[: max(1, round(observation.records))]
     return Reconstruction(
         rows=candidates.rows[order],
         certified=certified[order],
@@ -118,7 +119,7 @@ def _rank(layer: _Layer) -> int:
 
 
 def _possible_records(layer: _Layer, schema: TableSchema) -> _Candidates:
-    """Quotients of the neurons that are precise enough and could be records, the most precise first."""
+    """Quotients of the neurons that are precise enough and of one category in each block, the most precise first."""
     usable = np.abs(layer.change[:, -1]) > 2 * layer.error[:, -1]
     change, error = layer.change[usable], layer.error[usable]
     bias = change[:, -1:]
@@ -126,7 +127,6 @@ def _possible_records(layer: _Layer, schema: TableSchema) -> _Candidates:
     # |w/b - (w+e)/(b+f)| for the largest errors e and f.
     errors = (error[:, :-1] + np.abs(rows) * error[:, -1:]) / (np.abs(bias) - error[:, -1:])
     possible = (errors <= EXACT * (schema.high - schema.low)).all(axis=1)
-    possible &= ((rows >= schema.low - errors) & (rows <= schema.high + errors)).all(axis=1)
     for block in schema.blocks:
         ones = np.abs(rows[:, block] - 1) <= errors[:, block]
         zeros = np.abs(rows[:, block]) <= errors[:, block]
@@ -150,6 +150,11 @@ def _distinct(candidates: _Candidates) -> _Candidates:
         left = left[~same]
     chosen = candidates.take(np.array(kept, dtype=np.intp))
     return _Candidates(rows=chosen.rows, errors=chosen.errors, neurons=np.array(neurons, dtype=np.intp))
+
+
+def _in_range(candidates: _Candidates, schema: TableSchema) -> NDArray[np.bool_]:
+    over = (candidates.rows < schema.low - candidates.errors) | (candidates.rows > schema.high + candidates.errors)
+    return np.count_nonzero(over, axis=1) == 0
 
 
 def _why_uncertified(observation: Observation, *, layers: int) -> str | None:

@@ -3,18 +3,13 @@
 No message quotes a cell: a cell is private data.
 """
 
-import csv
 import difflib
-import gzip
 import re
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
+from privfed.data._csv_file import header, rows
 from privfed.errors import UnsupportedDataError
 
 TYPES = ("CASH_IN", "CASH_OUT", "DEBIT", "PAYMENT", "TRANSFER")
@@ -26,74 +21,96 @@ MONEY_COLUMNS = ("amount", "oldbalanceOrg", "newbalanceOrig", "oldbalanceDest", 
 FILE_COLUMNS = ("step", "type", *MONEY_COLUMNS, "isFraud")
 """What is read of a file. Names of accounts and isFlaggedFraud (a rule of the simulator, not a fact) are not."""
 
+_OTHER_NAMES = {"type": ("action", "transactiontype"), "step": ("hour", "time"), "isFraud": ("fraud", "label", "class")}
+_LONGEST_NAME = 40
+
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_DAMAGE = {
+    re.compile(r"#+"): "spreadsheets write ##### into columns that are too narrow",
+    re.compile(r"[+-]?\d{1,3}([.,' \u00a0\u202f]\d{3})*([.,]\d+)?|[+-]?\d+,\d+"): "it has thousands separators or a decimal comma",
+    re.compile(r"true|false", re.IGNORECASE): "spreadsheets make TRUE and FALSE of numbers",
+    re.compile(r"\d{1,4}[-./:]\w{2,9}([-./:]\d{2,4})?|[a-z]{3}[-.]\d{2,4}", re.IGNORECASE): "spreadsheets make dates of numbers",
+    re.compile(r"[+-]?(nan|inf|infinity|na|n/a|null|none)", re.IGNORECASE): "NaN, infinity and the like are not accepted",
+    re.compile(r""): "the cell is empty",
+}
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
-    """The file as text, unpacked if it is gzipped, with every fault of bytes or archive as one error."""
-    with path.open("rb") as file:
-        start = file.read(4)
-    if start.startswith(b"PK\x03\x04"):
-        raise UnsupportedDataError(f"{path.name} is a zip archive; nothing was loaded; unpack it and load the .csv inside")
-    opener = gzip.open if start.startswith(b"\x1f\x8b") else open
-    try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            yield file
-    except UnicodeDecodeError:
-        raise UnsupportedDataError(f"{path.name} is not text in UTF-8; nothing was loaded; save it as comma-separated UTF-8") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise UnsupportedDataError(f"{path.name} is a damaged or cut-off gzip file; nothing was loaded; fetch it anew") from None
+def check_header(path: Path) -> list[str]:
+    """The names in the header, if they hold every column once.
 
-
-def check_header(path: Path) -> None:
-    header: list[str] = []
-    try:
-        with opened(path) as file:
-            header = next(csv.reader(file), [])
-    except csv.Error:
-        raise UnsupportedDataError(f"{path.name} is not comma-separated text; nothing was loaded") from None
-    if not header:
-        raise UnsupportedDataError(f"{path.name} is empty or starts with an empty line; nothing was loaded; expected a header line")
+    Raises:
+        UnsupportedDataError: If one is missing, repeated or spelled otherwise, or the file is no comma-separated text.
+    """
+    names = header(path)
     faults: list[str] = []
     for name in FILE_COLUMNS:
-        if header.count(name) > 1:
+        if names.count(name) > 1:
             faults.append(f"{name} occurs twice")
-        elif name not in header:
-            # Only what resembles an expected name is quoted: in a file without a header the first line is data.
-            others = {other.strip().casefold(): other for other in header if other not in FILE_COLUMNS}
-            close = difflib.get_close_matches(name.casefold(), list(others), n=1, cutoff=0.85)
-            faults.append(f"{name} is missing" + (f" ({others[close[0]]!r} must be renamed to it)" if close else ""))
+        elif name not in names:
+            similar = _similar(name, [other for other in names if other not in FILE_COLUMNS])
+            faults.append(f"{name} is missing" + (f" ({similar!r} must be renamed to it)" if similar else ""))
     if faults:
         raise UnsupportedDataError(
             f"the header of {path.name} does not fit: {'; '.join(faults)}; nothing was loaded; "
             f"expected comma-separated columns {', '.join(FILE_COLUMNS)}"
         )
+    return names
 
 
-def first_fault(path: Path) -> UnsupportedDataError:
-    """The error for a file that did not load: its first bad cell by line and column, found by reading it again slowly."""
-    try:
-        with opened(path) as file:
-            reader = csv.reader(file)
-            places = {name: position for position, name in enumerate(next(reader)) if name in FILE_COLUMNS}
-            for row in reader:
-                for name, place in places.items():
-                    fault = "the line is too short" if row and place >= len(row) else _cell_fault(name, row[place]) if row else ""
-                    if fault:
-                        return UnsupportedDataError(f"line {reader.line_num}, column {name} of {path.name}: {fault}; nothing was loaded")
-    except csv.Error:
-        return UnsupportedDataError(f"{path.name} is not comma-separated text; nothing was loaded")
-    return UnsupportedDataError(f"{path.name} is not well-formed comma-separated text, perhaps a quote is open; nothing was loaded")
+def check_column(path: Path, column: str) -> None:
+    """Refuses a file whose header does not hold the column once."""
+    names = header(path)
+    if names.count(column) != 1:
+        similar = _similar(column, names)
+        raise UnsupportedDataError(
+            f"the header of {path.name} holds {column} {names.count(column)} times, expected once"
+            + (f"; {similar!r} is similar" if similar and not names.count(column) else "")
+            + "; nothing was loaded"
+        )
+
+
+def _similar(name: str, others: list[str]) -> str | None:
+    """What resembles the name among the others: only that may be quoted, for without a header the first line is data."""
+    known = {_spelling(other): other for other in reversed(others) if len(other) <= _LONGEST_NAME}
+    wanted = [_spelling(name), *_OTHER_NAMES.get(name, ())]
+    exact = next((known[spelling] for spelling in wanted if spelling in known), None)
+    close = difflib.get_close_matches(wanted[0], list(known), n=1, cutoff=0.85)
+    return exact or (known[close[0]] if close else None)
+
+
+def _spelling(name: str) -> str:
+    """The name without what versions of PaySim and hands that edit differ in: case, signs between words, Orig for Org."""
+    return re.sub(r"[\W_]", "", name).casefold().replace("orig", "org")
+
+
+def first_fault(path: Path) -> UnsupportedDataError | None:
+    """The error for the first bad line of a file, by line and column, found by reading it slowly; None if there is none.
+
+    Raises:
+        UnsupportedDataError: If the file cannot be read so far.
+    """
+    lines = rows(path)
+    _, names = next(lines)
+    places = {name: names.index(name) for name in FILE_COLUMNS}
+    for number, row in lines:
+        if len(row) < len(names) or any(row[len(names) :]):  # empty cells at the end may be a comma too many
+            long = "surplus cells, perhaps from a comma in a number or a name" if len(row) > len(names) else "missing cells"
+            fault = f"line {number} of {path.name} has {len(row)} cells where the header has {len(names)}: {long}"
+            return UnsupportedDataError(f"{fault}; nothing was loaded; every line needs the same columns")
+        for name, place in places.items():
+            if fault := _cell_fault(name, row[place]):
+                return UnsupportedDataError(f"line {number}, column {name} of {path.name}: {fault}; nothing was loaded")
+    return None
 
 
 def _cell_fault(name: str, cell: str) -> str:
-    text = cell.strip()
     if name == "type":
         return "" if cell in TYPES else f"expected one of {', '.join(TYPES)}"
+    text = cell.strip()
     value = float(text) if _NUMBER.fullmatch(text) else np.nan
     if not np.isfinite(value):
-        return "expected a number"
+        damage = next((what for pattern, what in _DAMAGE.items() if pattern.fullmatch(text)), "")
+        return "expected a number such as 1234.50" + (f"; {damage}" if damage else "")
     if name == "amount" and value < 0:
         return "expected an amount of at least 0"
     if name == "step" and not (value.is_integer() and 0 <= value <= np.iinfo(np.int32).max):

@@ -123,8 +123,10 @@ class Chain:
         self._resources.close()
 
     def _lock(self) -> None:
+        # It ends with the process, however that ends. SQLite's own lock is not enough: whatever in this process opens and closes
+        # the database, even to read it, drops a POSIX lock.
         try:
-            fcntl.flock(self._head, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however it ends
+            fcntl.flock(self._head, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise self._locked() from None
 

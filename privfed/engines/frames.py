@@ -16,8 +16,12 @@ class Tag(IntEnum):
     CLOSE = 5
     APPROVAL = 6
     AGGREGATE = 7
-    DONE = 8
-    REFUSED = 9
+    COHORT = 8
+    PARTICIPANTS = 9
+    MISSING_APPROVALS = 10
+    NEXT_HISTORY = 11
+    DONE = 100
+    REFUSED = 101
 
 
 def write_frame(stream: IO[bytes], tag: Tag, payload: bytes = b"") -> None:

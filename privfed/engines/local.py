@@ -1,39 +1,33 @@
 """All parties on one machine, exchanging real wire bytes: for simulations, demonstrations and tests."""
 
 import math
-import secrets
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from torch import nn
 
-from privfed.agreement import SESSION_BYTES, Agreement, RoundContext
+from privfed.agreement import Agreement
 from privfed.client import Trainer
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.samples import Samples
-from privfed.engines.plaintext import run_plaintext_round
-from privfed.engines.spawned import SpawnedServer
+from privfed.engines.dropouts import Absences
+from privfed.engines.encrypted import EncryptedRounds
+from privfed.engines.plaintext import PlaintextRounds
+from privfed.engines.site import Site
+from privfed.errors import CohortError
 from privfed.he.codec import quantise
-from privfed.history import History, RoundSummary
-from privfed.identity import Identity, Roster
-from privfed.round import RoundRecord, RoundServer, run_round
+from privfed.history import FailedRound, History, RoundSummary
+from privfed.round import RoundRecord, Stage
 from privfed.selection import select_clients
-from privfed.server import Server
-from privfed.session import ClientSession
 from privfed.training.evaluate import Evaluation, EvaluationScope, evaluate
 from privfed.training.mechanism import DpSgd
 from privfed.training.model import check_model, scores, values_of
 from privfed.training.randomness import Randomness
-from privfed.update import PlainVector, Update
-
-if TYPE_CHECKING:
-    from privfed.he.secret import SharedKey
-
-SERVER_NAME = "server"
+from privfed.update import Aggregate, PlainVector, Update
 
 
 def simulate(
@@ -45,6 +39,8 @@ def simulate(
     rng: np.random.Generator | None = None,
     evaluation: Samples | None = None,
     scope: EvaluationScope = EvaluationScope.SIMULATION_ONLY,
+    directory: Path | None = None,
+    absences: Absences | None = None,
     progress: Callable[[RoundSummary], None] | None = None,
 ) -> History:
     """Trains a model with a consortium, all parties in this process.
@@ -57,6 +53,9 @@ def simulate(
         rng: Source of the selection; needed if `fraction` is below 1.
         evaluation: Records to evaluate the model on after each round.
         scope: What kind of records those are.
+        directory: Folder that survives a crash: the same call on it goes on where the last one stopped. Left out, nothing is kept.
+        absences: Clients that do not answer in time, for example `Dropouts`. A round that is not held for their absence is
+            recorded, and the next one begins.
         progress: Is called after each round.
 
     Returns:
@@ -66,8 +65,16 @@ def simulate(
         PrivFedError: If a client, the model or the policy is refused, or a round cannot be held.
         ValueError: If an argument is out of its range.
     """
-    with Simulation(consortium, model, evaluation=evaluation, scope=scope) as simulation:
-        return simulation.run(rounds=rounds, fraction=fraction, rng=rng, progress=progress)
+    with Simulation(consortium, model, evaluation=evaluation, scope=scope, directory=directory) as simulation:
+        return simulation.run(rounds=rounds, fraction=fraction, rng=rng, absences=absences, progress=progress)
+
+
+class _Rounds(Protocol):
+    @property
+    def model(self) -> PlainVector: ...
+    def hold(
+        self, number: int, *, selected: tuple[str, ...], silent: Mapping[str, Stage]
+    ) -> tuple[RoundRecord, Aggregate[PlainVector] | None]: ...
 
 
 class Simulation:
@@ -78,7 +85,12 @@ class Simulation:
         model: Architecture and initial weights.
         evaluation: Records to evaluate on.
         scope: What kind of records those are.
+        directory: Folder of the run; see `simulate`.
         separate_server: Whether the server is a process of its own.
+
+    Raises:
+        PrivFedError: If a client, the model or the policy is refused, or the folder belongs to another run.
+        ValueError: If a folder is given for a plaintext run, which keeps nothing.
     """
 
     def __init__(
@@ -88,6 +100,7 @@ class Simulation:
         *,
         evaluation: Samples | None = None,
         scope: EvaluationScope = EvaluationScope.SIMULATION_ONLY,
+        directory: Path | None = None,
         separate_server: bool = False,
         _randomness: Callable[[str, int], Randomness] | None = None,
     ) -> None:
@@ -98,15 +111,26 @@ class Simulation:
         self._scope = scope
         self._randomness = _randomness
         self._initial = values_of(model)
-        self._session = secrets.token_bytes(SESSION_BYTES)
         self._updates: dict[str, Update[PlainVector]] = {}
-        self._trainers = {client.name: self._trainer(client.name) for client in consortium.clients}
         self._stack = ExitStack()
-        self._spawned: SpawnedServer | None = None
-        self._sessions: dict[str, ClientSession] = {}
-        self._plain_model = self._initial
-        if not isinstance(consortium.keys, Plaintext):
-            self._set_up(consortium.keys, separate_server=separate_server)
+        self._site: Site | None = None
+        trainers = {client.name: self._trainer(client.name) for client in consortium.clients}
+        if isinstance(consortium.keys, Plaintext):
+            if directory is not None:
+                raise ValueError("expected no directory for a plaintext run, which keeps nothing")
+            self._rounds: _Rounds = PlaintextRounds(consortium=consortium, trainers=trainers, initial=self._initial)
+        else:
+            root = directory or Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-")))
+            self._site = Site(root, consortium=consortium, keys=consortium.keys, initial=self._initial)
+            self._encrypted = EncryptedRounds(
+                site=self._site,
+                keys=consortium.keys,
+                trainers=trainers,
+                initial=self._initial,
+                separate_server=separate_server,
+                stack=self._stack,
+            )
+            self._rounds = self._encrypted
 
     def _trainer(self, name: str) -> Trainer:
         client = next(client for client in self._consortium.clients if client.name == name)
@@ -122,91 +146,27 @@ class Simulation:
             witness=lambda update: self._updates.update({update.sender: update}),
         )
 
-    def _set_up(self, keys: "SharedKey", *, separate_server: bool) -> None:
-        consortium = self._consortium
-        root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-")))
-        server = Identity.generate(SERVER_NAME)
-        identities = {client.name: Identity.generate(client.name) for client in consortium.clients}
-        self.agreement = Agreement(
-            session=self._session,
-            roster=Roster(server=server.public, clients=tuple(identity.public for identity in identities.values())),
-            params=consortium.params,
-            layout=self._initial.layout,
-            weights={client.name: client.weight for client in consortium.clients},
-            rule=consortium.rule,
-            policy=consortium.policy,
-        )
-        self._sessions = {
-            name: ClientSession(
-                trainer=self._trainers[name],
-                identity=identity,
-                agreement=self.agreement,
-                keys=keys,
-                start=self._initial,
-                directory=root / name,
-            )
-            for name, identity in identities.items()
-        }
-        self._server_identity, self._spool = server, root / "spool"
-        if separate_server:
-            server.save(root / "server.pem")
-            self._spawned = self._stack.enter_context(
-                SpawnedServer(agreement=self.agreement, identity_path=root / "server.pem", spool=self._spool)
-            )
+    @property
+    def agreement(self) -> Agreement:
+        """What the parties of an encrypted run agreed on.
 
-    def run(
-        self,
-        *,
-        rounds: int,
-        fraction: float = 1.0,
-        rng: np.random.Generator | None = None,
-        progress: Callable[[RoundSummary], None] | None = None,
-    ) -> History:
-        """Runs the rounds; see `simulate`."""
-        if rounds < 1:
-            raise ValueError(f"expected at least 1 round, got {rounds}")
-        if fraction < 1 and rng is None:
-            raise ValueError("expected rng where fraction is below 1: selection is explicit")
-        summaries: list[RoundSummary] = []
-        for number in range(rounds):
-            record = self._round(number, self._select(fraction, rng))
-            summary = RoundSummary(
-                record=record, epsilon=self._epsilon(), grid_error_max=self._grid_error(record), evaluation=self._evaluate()
-            )
-            summaries.append(summary)
-            if progress is not None:
-                progress(summary)
-        return self._history(tuple(summaries))
+        Raises:
+            ValueError: If the run is in the clear.
+        """
+        if self._site is None:
+            raise ValueError("expected an encrypted run; a plaintext run has no agreement")
+        return self._site.agreement
 
-    def _select(self, fraction: float, rng: np.random.Generator | None) -> tuple[str, ...]:
-        names = tuple(self._trainers)
-        if rng is None:
-            return names
-        return select_clients(names, fraction=fraction, rng=rng, minimum=min(self._consortium.policy.min_clients, len(names)))
+    @property
+    def encrypted(self) -> EncryptedRounds:
+        """The parties of an encrypted run.
 
-    def _round(self, number: int, selected: Sequence[str]) -> RoundRecord:
-        self._updates.clear()
-        if self._sessions:
-            context = RoundContext(agreement=self.agreement, round=number)
-            return run_round(server=self._round_server(context, selected), sessions=self._sessions, context=context, selected=selected)
-        record = run_plaintext_round(
-            trainers=self._trainers,
-            selected=selected,
-            start=self._plain_model,
-            weights={client.name: client.weight for client in self._consortium.clients},
-            rule=self._consortium.rule,
-            policy=self._consortium.policy,
-            params=self._consortium.params,
-            session=self._session,
-            round=number,
-        )
-        self._plain_model = PlainVector(layout=self._initial.layout, values=self._plain_model.values + record.aggregate.vector.values)
-        return record
-
-    def _round_server(self, context: RoundContext, selected: Sequence[str]) -> RoundServer:
-        if self._spawned is not None:
-            return self._spawned.begin(context, selected)
-        return Server(context=context, identity=self._server_identity, selected=selected, spool=self._spool)
+        Raises:
+            ValueError: If the run is in the clear.
+        """
+        if self._site is None:
+            raise ValueError("expected an encrypted run; a plaintext run has no separate parties")
+        return self._encrypted
 
     @property
     def server_pid(self) -> int:
@@ -215,22 +175,97 @@ class Simulation:
         Raises:
             ValueError: If the server is in this process.
         """
-        if self._spawned is None:
+        if self.encrypted.spawned is None:
             raise ValueError("expected separate_server=True, the server is in this process")
-        return self._spawned.pid
+        return self.encrypted.spawned.pid
 
     @property
     def model_values(self) -> PlainVector:
-        """The weights after the rounds so far; every client holds the same."""
-        return next(iter(self._sessions.values())).state.values if self._sessions else self._plain_model
+        """The weights after the rounds so far."""
+        return self._rounds.model
 
-    def _grid_error(self, record: RoundRecord) -> int:
+    def run(
+        self,
+        *,
+        rounds: int,
+        fraction: float = 1.0,
+        rng: np.random.Generator | None = None,
+        absences: Absences | None = None,
+        progress: Callable[[RoundSummary], None] | None = None,
+    ) -> History:
+        """Runs the rounds that are not in the folder's log yet; see `simulate`."""
+        if rounds < 1:
+            raise ValueError(f"expected at least 1 round, got {rounds}")
+        if fraction < 1 and rng is None:
+            raise ValueError("expected rng where fraction is below 1: selection is explicit")
+        summaries, failed, seed = self._restore()
+        if seed is None:
+            seed = 0 if rng is None else int(rng.integers(2**63))
+            self._log({"selection": seed})
+        for number in range(len(summaries) + len(failed), rounds):
+            selected = self._select(number, fraction, seed)
+            silent = {} if absences is None else absences.silent(number, list(self._names))
+            self._updates.clear()
+            try:
+                record, aggregate = self._rounds.hold(number, selected=selected, silent=silent)
+            except CohortError as error:
+                if not silent:
+                    raise
+                failed.append(FailedRound(round=number, silent=silent, reason=str(error)))
+                self._log(
+                    {"failed": {"round": number, "silent": {name: stage.name for name, stage in silent.items()}, "reason": str(error)}}
+                )
+                continue
+            summary = RoundSummary(
+                record=record, epsilon=self._epsilon(), grid_error_max=self._grid_error(record, aggregate), evaluation=self._evaluate()
+            )
+            self._log({"held": summary.to_json(), "selected": selected})
+            summaries.append(summary)
+            if progress is not None:
+                progress(summary)
+        if not summaries:
+            raise CohortError(f"none of {rounds} rounds could be held; the last one: {failed[-1].reason}")
+        return self._history(tuple(summaries), tuple(failed))
+
+    def _restore(self) -> tuple[list[RoundSummary], list[FailedRound], int | None]:
+        """What the folder's log says of earlier rounds."""
+        summaries: list[RoundSummary] = []
+        failed: list[FailedRound] = []
+        seed: int | None = None
+        for entry in [] if self._site is None else self._site.entries():
+            if "held" in entry:
+                summary = RoundSummary.from_json(entry["held"])
+                self._encrypted.was_held(summary.record.round, entry["selected"], summary.record)
+                summaries.append(summary)
+            elif "failed" in entry:
+                silent = {name: Stage[stage] for name, stage in entry["failed"]["silent"].items()}
+                failed.append(FailedRound(round=entry["failed"]["round"], silent=silent, reason=entry["failed"]["reason"]))
+            else:
+                seed = entry["selection"]
+        return summaries, failed, seed
+
+    def _log(self, entry: Mapping[str, object]) -> None:
+        if self._site is not None:
+            self._site.log(entry)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(client.name for client in self._consortium.clients)
+
+    def _select(self, number: int, fraction: float, seed: int) -> tuple[str, ...]:
+        # One generator per round, so that a run that was interrupted selects what it would have selected.
+        minimum = min(self._consortium.policy.min_clients, len(self._names))
+        return select_clients(self._names, fraction=fraction, rng=np.random.default_rng((seed, number)), minimum=minimum)
+
+    def _grid_error(self, record: RoundRecord, aggregate: Aggregate[PlainVector] | None) -> int | None:
         """Largest difference, in grid steps, between what was opened and the integer weighted sum of what was trained."""
+        if aggregate is None or any(name not in self._updates for name, coefficient in record.coefficients.items() if coefficient):
+            return None
         params = self._consortium.params
         expected = np.zeros(self._initial.layout.size, dtype=np.int64)
         for name, coefficient in record.coefficients.items():
             expected += coefficient * quantise(self._updates[name].vector.values, params)[0]
-        opened = np.rint(record.aggregate.vector.values * sum(record.coefficients.values()) / params.step).astype(np.int64)
+        opened = np.rint(aggregate.vector.values * sum(record.coefficients.values()) / params.step).astype(np.int64)
         return int(np.abs(opened - expected).max())
 
     def _epsilon(self) -> dict[str, float]:
@@ -242,7 +277,7 @@ class Simulation:
         outputs = scores(self._model, self.model_values, self._evaluation.features)
         return evaluate(self._evaluation.labels, outputs, scope=self._scope)
 
-    def _history(self, summaries: tuple[RoundSummary, ...]) -> History:
+    def _history(self, summaries: tuple[RoundSummary, ...], failed: tuple[FailedRound, ...]) -> History:
         consortium = self._consortium
         return History(
             mode=consortium.mode,
@@ -255,6 +290,7 @@ class Simulation:
             initial=self._initial,
             model=self.model_values,
             rounds=summaries,
+            failed=failed,
         )
 
     def __enter__(self) -> "Simulation":

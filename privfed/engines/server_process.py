@@ -22,6 +22,14 @@ from privfed.server import Server  # noqa: E402
 
 def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:
     match tag:
+        case Tag.COHORT:
+            return json.dumps(server.cohort()).encode()
+        case Tag.PARTICIPANTS:
+            return json.dumps(server.participants()).encode()
+        case Tag.MISSING_APPROVALS:
+            return json.dumps(server.missing_approvals()).encode()
+        case Tag.NEXT_HISTORY:
+            return server.next_history()
         case Tag.SETUP:
             return server.receive_setup(payload).encode()
         case Tag.START_UPLOADS:
@@ -54,7 +62,9 @@ def main() -> None:
         try:
             if tag is Tag.BEGIN:
                 begin = json.loads(payload)
-                context = RoundContext(agreement=agreement, round=begin["round"], attempt=begin["attempt"])
+                context = RoundContext(
+                    agreement=agreement, round=begin["round"], attempt=begin["attempt"], history=bytes.fromhex(begin["history"])
+                )
                 server = Server(context=context, identity=identity, selected=begin["selected"], spool=Path(start["spool"]))
                 answer = b""
             elif server is None:

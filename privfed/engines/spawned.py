@@ -51,9 +51,30 @@ class SpawnedServer:
         Raises:
             PrivFedError: As `Server`.
         """
-        begin = {"round": context.round, "attempt": context.attempt, "selected": list(selected)}
+        begin = {
+            "round": context.round,
+            "attempt": context.attempt,
+            "history": context.history.hex(),
+            "selected": list(selected),
+        }
         self._ask(Tag.BEGIN, json.dumps(begin).encode())
         return self
+
+    def cohort(self) -> tuple[str, ...]:
+        """See `Server.cohort`."""
+        return tuple(json.loads(self._ask(Tag.COHORT)))
+
+    def participants(self) -> tuple[str, ...]:
+        """See `Server.participants`."""
+        return tuple(json.loads(self._ask(Tag.PARTICIPANTS)))
+
+    def missing_approvals(self) -> tuple[str, ...]:
+        """See `Server.missing_approvals`."""
+        return tuple(json.loads(self._ask(Tag.MISSING_APPROVALS)))
+
+    def next_history(self) -> bytes:
+        """See `Server.next_history`."""
+        return self._ask(Tag.NEXT_HISTORY)
 
     def receive_setup(self, data: bytes) -> str:
         """See `Server.receive_setup`."""

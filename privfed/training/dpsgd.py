@@ -34,6 +34,8 @@ from privfed.update import PlainVector
 
 # Float32 differs between a batch and a single record by some 1e-6; a wrong gradient differs by a whole factor.
 _GRADIENT_TOLERANCE = 1e-3
+# Float64 copies of a whole batch of gradients would triple the memory of a step, and miss the cache.
+_ROWS_AT_ONCE = 32
 
 
 class _NoisingOptimizer(DPOptimizer):
@@ -52,11 +54,16 @@ class _NoisingOptimizer(DPOptimizer):
     def clip_and_accumulate(self) -> None:
         """Sums the gradients of the batch, each scaled to a norm of at most max_grad_norm over all parameters together."""
         parameters: list[Any] = self.params  # Any, because Opacus hangs its results on them as attributes
-        rows: list[torch.Tensor] = []
         for parameter in parameters:
             _check_processed_flag(parameter.grad_sample)
-            grad_sample = self._get_flat_grad_sample(parameter)
-            rows.append(grad_sample.reshape(len(grad_sample), parameter.numel()).double())
+            parameter.summed_grad = torch.zeros_like(parameter, dtype=torch.float64)
+        for grad_samples in zip(*(self._get_flat_grad_sample(parameter).split(_ROWS_AT_ONCE) for parameter in parameters), strict=True):
+            self._clip_and_add(parameters, [grad_sample.double() for grad_sample in grad_samples])
+        for parameter in parameters:
+            _mark_as_processed(parameter.grad_sample)
+
+    def _clip_and_add(self, parameters: list[Any], grad_samples: list[torch.Tensor]) -> None:
+        rows = [grad.reshape(len(grad), parameter.numel()) for grad, parameter in zip(grad_samples, parameters, strict=True)]
         norms = torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]).norm(dim=0)
         broken = ~torch.isfinite(norms)
         if broken.any():
@@ -67,8 +74,7 @@ class _NoisingOptimizer(DPOptimizer):
             self.zeroed_gradients += int(broken.sum())
         factors = self.max_grad_norm / norms.clamp(min=self.max_grad_norm)
         for parameter, row in zip(parameters, rows, strict=True):
-            parameter.summed_grad = (factors @ row).view_as(parameter)
-            _mark_as_processed(parameter.grad_sample)
+            parameter.summed_grad += (factors @ row).view_as(parameter)
 
     def add_noise(self) -> None:
         """Adds the noise to the sums, in float64, and rounds to the grid before anything is done with the result."""

@@ -1,5 +1,5 @@
-import dataclasses
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def certified(result: object, truth: np.ndarray, schema) -> int:
 
 
 def with_seen(observation: Observation, values: np.ndarray, **changes: object) -> Observation:
-    return dataclasses.replace(observation, seen=PlainVector(layout=observation.layout, values=values), **changes)
+    return replace(observation, seen=PlainVector(layout=observation.layout, values=values), **changes)
 
 
 def averaged(observations: list[Observation], *, step: float = 0.0) -> Observation:
@@ -63,7 +63,7 @@ def mixture(*shares: tuple[float, list[float]]) -> list[float]:
     return (0.01 * sum(np.array([*row, 1.0]) * share for share, row in shares)).tolist()
 
 
-def test_a_mixture_of_categories_is_no_possible_record() -> None:
+def test_a_mixture_of_categories_is_no_row() -> None:
     a, b, c = [2.0, 1, 0, 0], [4.0, 0, 1, 0], [4.0, 0, 0, 1]
     alone, mixed = mixture((1, a)), mixture((1, a), (0.5, b), (-0.5, c))
     zero = [0.0] * 5
@@ -73,14 +73,24 @@ def test_a_mixture_of_categories_is_no_possible_record() -> None:
 
 
 @pytest.mark.parametrize("block", [[0, 0, 0], [1, 0.5, 0], [1, 1, 0]])
-def test_a_row_that_is_not_of_exactly_one_category_is_no_possible_record(block: list[float]) -> None:
+def test_a_row_that_is_not_of_exactly_one_category_is_not_found(block: list[float]) -> None:
     assert len(analytic(crafted([ALWAYS, NEVER], [mixture((1, [2.0, *block])), [0.0] * 5])).rows) == 0
 
 
-def test_a_row_out_of_the_public_range_is_no_possible_record() -> None:
+def test_a_row_out_of_the_public_range_is_shown_but_never_certified() -> None:
     high, low = [5.0, 1, 0, 0], [1.0, 1, 0, 0]
-    assert len(analytic(crafted([ALWAYS, NEVER], [mixture((3, high), (-2, low)), [0.0] * 5])).rows) == 0
-    assert len(analytic(crafted([ALWAYS, NEVER], [mixture((-1, high), (2, low)), [0.0] * 5])).rows) == 0
+    for shares in ((3, -2), (-1, 2)):
+        result = analytic(crafted([ALWAYS, NEVER], [mixture((shares[0], high), (shares[1], low)), [0.0] * 5]))
+        assert result.certified.tolist() == [False]
+
+
+def test_a_range_declared_too_narrow_costs_certificates_and_no_rows(table, observe) -> None:
+    rows, labels = table.batch(4)
+    columns = [replace(column, high=1e-3) if isinstance(column, Continuous) else column for column in table.schema.columns]
+    observation = observe(rows, labels, table.schema)
+    result = analytic(replace(observation, schema=TableSchema(columns=tuple(columns))))
+    assert not result.certified.any()
+    assert score_rows(result.rows, rows, schema=table.schema, tolerance=EXACT, baseline=np.full_like(rows, 99.0)).rows == 1.0
 
 
 def test_rows_that_agree_in_categories_and_neurons_are_the_limit_of_the_certificate() -> None:
@@ -92,8 +102,9 @@ def test_rows_that_agree_in_categories_and_neurons_are_the_limit_of_the_certific
 def test_silent_neurons_that_could_not_carry_all_rows_certify_nothing() -> None:
     high, low = [5.0, 1, 0, 0], [1.0, 1, 0, 0]
     shown, out_of_range = mixture((0.5, high), (0.5, low)), mixture((3, high), (-2, low))
-    result = analytic(crafted([ALWAYS, ALWAYS, NEVER, NEVER], [shown, out_of_range, [0.0] * 5, [0.0] * 5]))
-    np.testing.assert_allclose(result.rows, [[3.0, 1, 0, 0]], atol=1e-2)
+    result = analytic(crafted([ALWAYS] * 3 + [NEVER] * 2, [shown, out_of_range, out_of_range, [0.0] * 5, [0.0] * 5]))
+    # The row in range comes first, although two neurons agree on the other.
+    np.testing.assert_allclose(result.rows, [[3.0, 1, 0, 0], [13.0, 1, 0, 0]], atol=1e-2)
     assert not result.certified.any()
 
 
@@ -183,8 +194,8 @@ def test_rows_survive_several_steps_weight_decay_and_momentum(optimizer: Sgd, ta
 def test_weight_decay_that_the_attacker_does_not_know_hides_the_rows(table, observe) -> None:
     rows, labels = table.batch(2)
     observation = observe(rows, labels, table.schema, optimizer=Sgd(learning_rate=0.1, weight_decay=0.1))
-    training = dataclasses.replace(observation.training, optimizer=Sgd(learning_rate=0.1))
-    assert certified(analytic(dataclasses.replace(observation, training=training)), rows, table.schema) == 0
+    training = replace(observation.training, optimizer=Sgd(learning_rate=0.1))
+    assert certified(analytic(replace(observation, training=training)), rows, table.schema) == 0
 
 
 def test_rows_of_several_clients_are_read_off_an_opened_aggregate(table, observe) -> None:
@@ -233,7 +244,7 @@ def private_round(table, *, size: int, noise_multiplier: float, seed: int) -> tu
 def test_nothing_is_certified_under_the_noise_of_dp_sgd(table, size: int, noise_multiplier: float) -> None:
     for seed in range(3):
         told, rows = private_round(table, size=size, noise_multiplier=noise_multiplier, seed=seed)
-        untold = dataclasses.replace(told, training=dataclasses.replace(told.training, noise=None))
+        untold = replace(told, training=replace(told.training, noise=None))
         baseline = mean_rows(table.public, schema=table.schema, count=size)
         guess = score_rows(baseline, rows, schema=table.schema, tolerance=0.02, baseline=baseline)
         assert guess.cells > 0.1  # a floor of 0 would make "near the baseline" empty
@@ -317,7 +328,7 @@ def test_the_order_and_the_names_of_the_tensors_do_not_matter(table, observe) ->
         layout.flatten({names[name]: tensor for name, tensor in observation.layout.unflatten(vector).items()})
         for vector in (observation.model, observation.seen)
     )
-    renamed = dataclasses.replace(observation, layout=layout, model=model, seen=seen)
+    renamed = replace(observation, layout=layout, model=model, seen=seen)
     np.testing.assert_array_equal(analytic(renamed).rows, analytic(observation).rows)
     assert analytic(renamed).certified.all()
 

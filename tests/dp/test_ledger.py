@@ -340,15 +340,17 @@ def test_a_reservation_that_was_interrupted_after_it_was_written_counts(path: Pa
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with open_ledger(path) as ledger:
+    half = GaussianRelease(noise_multiplier=3.5)  # 1.07 at delta 1e-5: one fits, and two do not
+    with Ledger.open(path, population="bank_a", budget=Budget(epsilon=1.5, delta=1e-5)) as ledger:
         monkeypatch.setattr(os, "pwrite", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            ledger.reserve(EVENT, session=SESSION, round=0, attempt=0)
+            ledger.reserve(half, session=SESSION, round=0, attempt=0)
         monkeypatch.undo()
-        ledger.reserve(EVENT, session=SESSION, round=1, attempt=0)
-        assert ledger.events() == (EVENT, EVENT)
-    with open_ledger(path) as ledger:
-        assert ledger.events() == (EVENT, EVENT)
+        with pytest.raises(BudgetExceededError):
+            ledger.reserve(half, session=SESSION, round=1, attempt=0)
+        ledger.reserve(CHEAP, session=SESSION, round=1, attempt=0)
+    with Ledger.reopen(path) as ledger:
+        assert ledger.events() == (half, CHEAP)
 
 
 # --- one holder at a time -----------------------------------------------------------------------------------------------------------
@@ -363,7 +365,12 @@ def test_a_second_ledger_in_the_same_process_is_refused_until_the_first_is_close
                 open_ledger(name)
             with pytest.raises(LedgerLockedError):
                 Ledger.reopen(name)
-    open_ledger(path).close()
+        assert path.read_bytes()  # which drops SQLite's own lock, but not ours
+        script = f"from privfed.dp.ledger import Ledger; Ledger.reopen({str(path)!r})"
+        result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert "LedgerLockedError" in result.stderr
+    open_ledger(link).close()
+    assert not link.with_name("link.ledger.head").exists()
 
 
 def test_another_sqlite_program_cannot_read_or_write_an_open_ledger(path: Path) -> None:
@@ -485,6 +492,7 @@ TAMPERING: dict[str, Callable[[Path], None]] = {
         "UPDATE rows SET number = 3 WHERE number = 5",
         "UPDATE rows SET number = 5 WHERE number = 99",
     ),
+    "last row renumbered": lambda path: edit(path, "UPDATE rows SET number = 99 WHERE number = 10"),
     "all rows deleted": lambda path: edit(path, "DELETE FROM rows"),
     "table dropped": lambda path: edit(path, "DROP TABLE rows"),
     "row of another kind": lambda path: edit(path, "UPDATE rows SET body = x'00' WHERE number = 3"),
@@ -542,6 +550,15 @@ def test_one_file_replaced_by_an_older_copy_is_noticed(path: Path, which: str) -
             ledger.reserve(CHEAP, session=SESSION, round=number, attempt=0)
     file.write_bytes(older)
     with pytest.raises(LedgerTamperedError, match=r"head file|rows"):
+        open_ledger(path)
+
+
+def test_a_database_with_as_many_rows_but_other_ones_is_noticed(path: Path) -> None:
+    fill(path, rounds=2)
+    other = path.with_name("other.ledger")
+    fill(other, rounds=2, event=GaussianRelease(noise_multiplier=900.0))
+    shutil.copy(other, path)
+    with pytest.raises(LedgerTamperedError, match="other rows"):
         open_ledger(path)
 
 

@@ -126,21 +126,21 @@ def test_torch_and_opacus_and_the_secret_half_cannot_be_imported_in_the_server_p
 
 def test_a_refusal_of_the_server_process_arrives_as_the_same_error(model: torch.nn.Module, non_private: Make) -> None:
     with Simulation(non_private(), model, separate_server=True) as simulation:
-        assert simulation._spawned is not None
+        assert simulation.encrypted.spawned is not None
         context = RoundContext(agreement=simulation.agreement, round=0)
-        server = simulation._spawned.begin(context, ["bank_0", "bank_1", "bank_2"])
+        server = simulation.encrypted.spawned.begin(context, ["bank_0", "bank_1", "bank_2"])
         with pytest.raises(CohortError, match="setup"):
             server.close()
         with pytest.raises(InvalidMessageError):
             server.receive_setup(b"noise")
         with pytest.raises(CohortError, match="demands 3"):
-            simulation._spawned.begin(context, ["bank_0"])
+            simulation.encrypted.spawned.begin(context, ["bank_0"])
 
 
 def test_a_server_process_that_is_gone_is_an_error_and_not_a_hang(model: torch.nn.Module, non_private: Make) -> None:
     with Simulation(non_private(), model, separate_server=True) as simulation:
-        assert simulation._spawned is not None
-        simulation._spawned._process.kill()
-        simulation._spawned._process.wait()
+        assert simulation.encrypted.spawned is not None
+        simulation.encrypted.spawned._process.kill()
+        simulation.encrypted.spawned._process.wait()
         with pytest.raises(ConnectionError, match="the server process is gone"):
             simulation.run(rounds=1)

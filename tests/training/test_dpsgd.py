@@ -562,6 +562,20 @@ def test_a_convolution_with_group_norm_can_train() -> None:
     assert np.linalg.norm(update(module, table(), NO_BATCH, loss=cross_entropy)) > 0
 
 
+def test_a_parameter_without_dimensions_can_train() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(4, 1), nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return self.scale * self.layer(features)
+
+    module = Scaled()
+    assert (update(module, table(), ONE_STEP) != 0).all()
+    assert (update(module, table(), NO_BATCH) != 0).all()
+
+
 # ---------------------------------------------------------------- correction
 
 

@@ -1,0 +1,111 @@
+"""The folder of a run on this machine: who the parties are, what they agreed on, and what has happened so far."""
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privfed.agreement import SESSION_BYTES, Agreement, decode_agreement, encode_agreement
+from privfed.consortium import Consortium
+from privfed.errors import AgreementMismatchError
+from privfed.identity import Identity, Roster
+from privfed.spool import Spool
+from privfed.update import PlainVector
+
+if TYPE_CHECKING:
+    from privfed.he.secret import SharedKey
+
+SERVER_NAME = "server"
+_TERMS = "terms.json"
+_LOG = "rounds.jsonl"
+
+
+class Site:
+    """Makes the folder of a run, or finds it as an interrupted run left it.
+
+    The terms are written last: a folder without them holds nothing that was ever used.
+
+    Args:
+        root: Folder of this run and no other.
+        consortium: Who trains together, and how.
+        keys: The clients' shared key.
+        initial: Weights from which the run starts.
+
+    Raises:
+        AgreementMismatchError: If the folder belongs to a run with other terms or another key; nothing was changed.
+    """
+
+    def __init__(self, root: Path, *, consortium: Consortium, keys: "SharedKey", initial: PlainVector) -> None:
+        files = Spool(root)
+        terms = json.loads(files.get(_TERMS)) if files.has(_TERMS) else None
+        stored = None if terms is None else decode_agreement(terms["agreement"])
+        self.root = root
+        names = [client.name for client in consortium.clients]
+        self.server = _identity(self.server_identity_path, SERVER_NAME, new=stored is None)
+        self.clients = {name: _identity(self.client(name) / "identity.pem", name, new=stored is None) for name in names}
+        self.agreement = Agreement(
+            session=secrets.token_bytes(SESSION_BYTES) if stored is None else stored.session,
+            roster=Roster(server=self.server.public, clients=tuple(identity.public for identity in self.clients.values())),
+            params=consortium.params,
+            layout=initial.layout,
+            start=initial.digest,
+            weights={client.name: client.weight for client in consortium.clients},
+            rule=consortium.rule,
+            policy=consortium.policy,
+        )
+        if stored is None:
+            files.put(_TERMS, json.dumps({"agreement": encode_agreement(self.agreement), "key": keys.fingerprint}).encode())
+        elif differing := [
+            *(part for part, digest in stored.parts.items() if digest != self.agreement.parts[part]),
+            *(["shared key"] if terms["key"] != keys.fingerprint else []),
+        ]:
+            raise AgreementMismatchError(
+                f"the folder {root.name!r} holds a run with another {' and another '.join(differing)}; nothing was changed; "
+                "hand over what that run was started with, or choose a new folder"
+            )
+
+    def client(self, name: str) -> Path:
+        """A client's own folder."""
+        return self.root / "clients" / name
+
+    @property
+    def server_identity_path(self) -> Path:
+        """File with the server's signing key."""
+        return self.root / "server" / "identity.pem"
+
+    @property
+    def spool(self) -> Path:
+        """Folder in which the server keeps messages."""
+        return self.root / "server" / "spool"
+
+    def log(self, entry: Mapping[str, object]) -> None:
+        """Appends an entry to the run's log, synchronised before this returns."""
+        descriptor = os.open(self.root / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, (json.dumps(entry) + "\n").encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What was logged so far. A last line that a crash cut off was never acted upon; it is dropped."""
+        path = self.root / _LOG
+        if not path.exists():
+            return []
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            os.truncate(path, len(whole))
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def _identity(path: Path, name: str, *, new: bool) -> Identity:
+    if new:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # half written, when the folder was being made
+        Identity.generate(name).save(path)
+    if not path.exists():
+        raise AgreementMismatchError(f"the folder holds a run without {name!r}; nothing was changed; choose a new folder")
+    return Identity.load(path, name=name)
