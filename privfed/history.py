@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from privfed.agreement import OpeningPolicy
 from privfed.he.params import CkksParams
@@ -33,7 +34,7 @@ class RoundSummary:
         """The summary as JSON values; an infinite epsilon and an undefined metric are null."""
         fields = asdict(replace(self.record, coefficients=dict(self.record.coefficients)))
         fields["silent"] = {name: stage.name for name, stage in self.record.silent.items()}
-        evaluation = None
+        evaluation: dict[str, object] | None = None
         if self.evaluation is not None:
             evaluation = {name: _finite(value) for name, value in asdict(self.evaluation).items() if name != "scope"}
             evaluation["scope"] = self.evaluation.scope.name
@@ -45,23 +46,24 @@ class RoundSummary:
         }
 
     @classmethod
-    def from_json(cls, fields: dict[str, dict[str, object]]) -> "RoundSummary":
+    def from_json(cls, fields: Mapping[str, Any]) -> "RoundSummary":
         """Reads what `to_json` gave.
 
         Raises:
             ValueError: If it is something else.
         """
         try:
-            record = {name: tuple(value) if isinstance(value, list) else value for name, value in fields["record"].items()}
+            record: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields["record"].items()}
             record["silent"] = {name: Stage[stage] for name, stage in fields["record"]["silent"].items()}
-            evaluation = fields["evaluation"] and {
-                name: math.nan if value is None else value for name, value in fields["evaluation"].items() if name != "scope"
-            }
+            evaluation: Evaluation | None = None
+            if fields["evaluation"] is not None:
+                metrics = {name: math.nan if value is None else value for name, value in fields["evaluation"].items()}
+                evaluation = Evaluation(**{**metrics, "scope": EvaluationScope[str(metrics["scope"])]})
             return cls(
                 record=RoundRecord(**record),
                 epsilon={name: math.inf if value is None else value for name, value in fields["epsilon"].items()},
                 grid_error_max=fields["grid_error_max"],
-                evaluation=evaluation and Evaluation(**evaluation, scope=EvaluationScope[fields["evaluation"]["scope"]]),
+                evaluation=evaluation,
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("expected a round as RoundSummary.to_json gives it, got something else") from error

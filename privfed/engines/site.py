@@ -39,8 +39,8 @@ class Site:
 
     def __init__(self, root: Path, *, consortium: Consortium, keys: "SharedKey", initial: PlainVector) -> None:
         files = Spool(root)
-        terms = json.loads(files.get(_TERMS)) if files.has(_TERMS) else None
-        stored = None if terms is None else decode_agreement(terms["agreement"])
+        terms: dict[str, str] = json.loads(files.get(_TERMS)) if files.has(_TERMS) else {}
+        stored = decode_agreement(terms["agreement"]) if terms else None
         self.root = root
         names = [client.name for client in consortium.clients]
         self.server = _identity(self.server_identity_path, SERVER_NAME, new=stored is None)

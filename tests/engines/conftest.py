@@ -61,7 +61,8 @@ def private(tmp_path: Path) -> Iterator[Callable[..., Consortium]]:
     """Makes a consortium that trains with DP-SGD, each client with a ledger."""
     with ExitStack() as stack:
 
-        def make(*, count: int = 3, epsilons: tuple[float, ...] | None = None, **options: Any) -> Consortium:
+        def make(*, count: int = 3, epsilons: tuple[float, ...] | None = None, folder: Path = tmp_path, **options: Any) -> Consortium:
+            folder.mkdir(exist_ok=True)
             clients = [
                 Client(
                     f"bank_{index}",
@@ -69,7 +70,7 @@ def private(tmp_path: Path) -> Iterator[Callable[..., Consortium]]:
                     training=MECHANISM,
                     ledger=stack.enter_context(
                         Ledger.open(
-                            tmp_path / f"bank_{index}.ledger",
+                            folder / f"bank_{index}.ledger",
                             population=f"bank_{index}",
                             budget=Budget(epsilon=20.0 if epsilons is None else epsilons[index], delta=1e-5),
                         )

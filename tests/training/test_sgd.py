@@ -28,7 +28,7 @@ def model() -> nn.Module:
         return mlp(4, hidden=(6,))
 
 
-def trained(mechanism: NonPrivate, *, correction: Correction | None = None, round: int = 0) -> list[float]:  # noqa: A002
+def trained(mechanism: NonPrivate, *, correction: Correction | None = None, round: int = 0) -> list[float]:
     module = model()
     descend(module, FEATURES, LABELS, mechanism=mechanism, loss=binary_cross_entropy, correction=correction, round=round)
     return values_of(module).values.tolist()

@@ -1,0 +1,30 @@
+"""The `privfed` command: it parses, calls and prints; what it calls is in the library.
+
+A command is a function in the module of its group, and one line here. What the library refuses is caught in
+`privfed.cli.refusals` and nowhere else, so a command has no `try`.
+"""
+
+import typer
+
+from privfed.cli import ledger
+from privfed.cli.demo import demo
+from privfed.cli.partition import partition
+from privfed.cli.refusals import Refusing
+from privfed.cli.simulate import simulate
+
+# Tracebacks stay plain: pretty ones print local variables, which are private tables.
+app = typer.Typer(cls=Refusing, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+
+@app.callback()
+def _main() -> None:
+    """Privacy-first federated learning for consortia. Start with [bold]privfed demo[/bold].
+
+    What is refused is said in one line on stderr, with exit code 2. Progress goes to stderr, results to stdout.
+    """
+
+
+app.command()(demo)
+app.command()(simulate)
+app.command()(partition)
+app.add_typer(ledger.app, name="ledger")
