@@ -31,7 +31,7 @@ class Correction(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedProx:
-    """Pulls the weights back to the received model: the gradient of proximal_weight / 2 * |weights - start|^2.
+    """Pulls the weights back to the received model: the gradient of `proximal_weight / 2 * |weights - start|^2`.
 
     Source: Li et al., 2020, "Federated optimization in heterogeneous networks", equation 2.
 
