@@ -13,11 +13,18 @@ if TYPE_CHECKING:
     from privfed.aggregation.rules import FedAvg as FedAvg
     from privfed.aggregation.rules import MultiKrum as MultiKrum
     from privfed.agreement import OpeningPolicy as OpeningPolicy
+    from privfed.audit.run import run_audit as run_audit
     from privfed.client import Client as Client
     from privfed.consortium import Consortium as Consortium
     from privfed.consortium import Plaintext as Plaintext
     from privfed.data.partition import dirichlet_partition as dirichlet_partition
+    from privfed.data.paysim import NOBAL as NOBAL
+    from privfed.data.paysim import PRE as PRE
+    from privfed.data.paysim import features as features
+    from privfed.data.paysim import grouped_split as grouped_split
+    from privfed.data.paysim import load_paysim as load_paysim
     from privfed.data.samples import Samples as Samples
+    from privfed.data.transactions import generate_transactions as generate_transactions
     from privfed.dp.ledger import Ledger as Ledger
     from privfed.dp.mechanism import Budget as Budget
     from privfed.dp.statement import PrivacyStatement as PrivacyStatement
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
     from privfed.he.params import CkksParams as CkksParams
     from privfed.he.secret import SharedKey as SharedKey
     from privfed.history import History as History
+    from privfed.report.write import write_report as write_report
     from privfed.training.loss import BinaryCrossEntropy as BinaryCrossEntropy
     from privfed.training.mechanism import DpSgd as DpSgd
     from privfed.training.mechanism import NonPrivate as NonPrivate
@@ -36,11 +44,18 @@ _HOMES = {
     "FedAvg": "privfed.aggregation.rules",
     "MultiKrum": "privfed.aggregation.rules",
     "OpeningPolicy": "privfed.agreement",
+    "run_audit": "privfed.audit.run",
     "Client": "privfed.client",
     "Consortium": "privfed.consortium",
     "Plaintext": "privfed.consortium",
     "dirichlet_partition": "privfed.data.partition",
+    "NOBAL": "privfed.data.paysim",
+    "PRE": "privfed.data.paysim",
+    "features": "privfed.data.paysim",
+    "grouped_split": "privfed.data.paysim",
+    "load_paysim": "privfed.data.paysim",
     "Samples": "privfed.data.samples",
+    "generate_transactions": "privfed.data.transactions",
     "Ledger": "privfed.dp.ledger",
     "Budget": "privfed.dp.mechanism",
     "PrivacyStatement": "privfed.dp.statement",
@@ -49,6 +64,7 @@ _HOMES = {
     "CkksParams": "privfed.he.params",
     "SharedKey": "privfed.he.secret",
     "History": "privfed.history",
+    "write_report": "privfed.report.write",
     "BinaryCrossEntropy": "privfed.training.loss",
     "DpSgd": "privfed.training.mechanism",
     "NonPrivate": "privfed.training.mechanism",

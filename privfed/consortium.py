@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from privfed.aggregation.rules import FedAvg, Rule
+from privfed.aggregation.rules import CumulativeRule, FedAvg, PlaintextRule, Rule, WeightRule
 from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.errors import UnsupportedInThisModeError
@@ -40,13 +40,14 @@ class Consortium:
 
     Raises:
         ValueError: If there is no client, or two have the same name.
-        UnsupportedInThisModeError: If the rule needs inner products of updates and the updates are encrypted.
+        UnsupportedInThisModeError: If the rule needs inner products of updates, or the updates, and these are encrypted; or if it
+            needs a reference.
     """
 
     clients: Sequence[Client]
     _: KW_ONLY
     keys: "SharedKey | Plaintext"
-    rule: Rule = field(default_factory=FedAvg)
+    rule: Rule | CumulativeRule | PlaintextRule = field(default_factory=FedAvg)
     policy: OpeningPolicy = field(default_factory=OpeningPolicy)
     params: CkksParams = field(default_factory=CkksParams.standard)
     loss: PerSampleLoss = binary_cross_entropy
@@ -57,11 +58,30 @@ class Consortium:
         names = [client.name for client in self.clients]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"expected at least one client, each with its own name, got {names}")
-        if self.rule.needs_gram and self.encrypted:
+        if self.encrypted:
+            _ = self.session_rule
+        elif not isinstance(self.rule, PlaintextRule) and self.rule.needs_gram is True and self.rule.needs_reference:
+            raise UnsupportedInThisModeError(
+                f"{self.rule.name} needs a reference, which nobody in this consortium provides; nothing was started"
+            )
+
+    @property
+    def session_rule(self) -> WeightRule:
+        """The rule, if a session can be held under it.
+
+        Raises:
+            UnsupportedInThisModeError: If it cannot.
+        """
+        if isinstance(self.rule, PlaintextRule):
+            raise UnsupportedInThisModeError(
+                f"{self.rule.name} needs to see every update; nothing was started; take Plaintext for a comparison run"
+            )
+        if self.rule.needs_gram is True:
             raise UnsupportedInThisModeError(
                 f"{self.rule.name} needs inner products of updates, which SharedKey rounds cannot compute; nothing was started; "
                 "take FedAvg, or Plaintext for a comparison run"
             )
+        return self.rule
 
     @property
     def encrypted(self) -> bool:

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 
 from privfed.agreement import RoundContext
+from privfed.audit.canaries import transaction_schema
+from privfed.audit.findings import Audit
+from privfed.audit.run import run_audit
 from privfed.client import Client
 from privfed.consortium import Consortium
 from privfed.data.partition import dirichlet_partition
@@ -18,9 +21,12 @@ from privfed.data.samples import Samples
 from privfed.data.transactions import generate_transactions
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
+from privfed.dp.statement import PrivacyStatement
 from privfed.engines.local import Simulation
 from privfed.he.secret import SharedKey
 from privfed.history import History, RoundSummary
+from privfed.report.checks import Check
+from privfed.report.write import write_report
 from privfed.scanner import process_holds_key
 from privfed.training.loss import BinaryCrossEntropy
 from privfed.training.mechanism import DpSgd
@@ -38,10 +44,11 @@ class Size:
     rows: int
     rounds: int
     steps: int
+    repeats: int
 
 
-FULL = Size(rows=60_000, rounds=10, steps=40)
-QUICK = Size(rows=20_000, rounds=3, steps=20)
+FULL = Size(rows=60_000, rounds=10, steps=40, repeats=8)
+QUICK = Size(rows=20_000, rounds=3, steps=20, repeats=4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +57,20 @@ class DemoResult:
 
     Args:
         history: The run.
-        epsilon: What each bank had spent at the end.
+        audit: What attacks on canaries found, under the same protection and without it.
+        statements: What was promised about each bank's data.
         server_has_secret_key: Whether a key was found in the memory of the server's process; None where it cannot be read.
     """
 
     history: History
-    epsilon: dict[str, float]
+    audit: Audit
+    statements: tuple[PrivacyStatement, ...]
     server_has_secret_key: bool | None
+
+    @property
+    def epsilon(self) -> dict[str, float]:
+        """What each bank had spent at the end."""
+        return dict(self.history.epsilon)
 
     def to_json(self) -> dict[str, object]:
         """The result as one JSON object."""
@@ -76,16 +90,43 @@ class DemoResult:
             "bytes_down_per_parameter": history.bytes_down_per_parameter,
             "he_error_max": history.grid_error_max,
             "server_has_secret_key": self.server_has_secret_key,
-            "audit": [],
+            "audit": [finding.to_json() for finding in self.audit.findings],
         }
 
+    def write_report(self, folder: Path, *, command: str | None = None) -> Path:
+        """Writes report.html, report.md and report.json into a folder, which is made; returns the HTML file.
 
-def run_demo(size: Size, *, progress: Callable[[RoundSummary], None] | None = None) -> DemoResult:
-    """Runs the demonstration: data, three banks with a ledger each, a server process without a key, encrypted rounds.
+        Args:
+            folder: Where to. A report that is there is replaced.
+            command: How the demonstration was started, for the report.
+        """
+        found = self.server_has_secret_key
+        searched = "its memory was searched for the shared key and the key of every round"
+        scan = Check(
+            claim="The server, a process of its own, held no secret key.",
+            evidence="its memory cannot be read on this system" if found is None else f"{searched}: {'found' if found else 'not found'}",
+            holds=None if found is None else not found,
+        )
+        return write_report(
+            self.history,
+            folder / "report.html",
+            audit=self.audit,
+            statements=self.statements,
+            checks=[scan],
+            title="privfed demo: three banks, one fraud model, and what it gave away",
+            command=command,
+        )
+
+
+def run_demo(
+    size: Size, *, progress: Callable[[RoundSummary], None] | None = None, auditing: Callable[[int], None] | None = None
+) -> DemoResult:
+    """Runs the demonstration: data, three banks with a ledger each, a server process without a key, encrypted rounds, an audit.
 
     Args:
         size: `FULL` or `QUICK`.
         progress: Is called after each round.
+        auditing: Is called after each of the audit's repeats, with the number of repeats done.
     """
     rng = np.random.default_rng(20)
     table = generate_transactions(rows=size.rows, fraud_rate=0.01, rng=rng)
@@ -114,7 +155,17 @@ def run_demo(size: Size, *, progress: Callable[[RoundSummary], None] | None = No
             found: bool | None = process_holds_key(simulation.server_pid, keys, contexts)
         except (NotImplementedError, PermissionError):
             found = None  # not looked at, which is said as such, never as "no key"
-        return DemoResult(history=history, epsilon=dict(history.epsilon), server_has_secret_key=found)
+        statements = tuple(_statement(client) for client in clients)
+        audit = run_audit(consortium, model, schema=transaction_schema(PRE), repeats=size.repeats, progress=auditing)
+    return DemoResult(history=history, audit=audit, statements=statements, server_has_secret_key=found)
+
+
+def _statement(client: Client) -> PrivacyStatement:
+    if not isinstance(client.training, DpSgd) or client.ledger is None:
+        raise ValueError("expected a bank that trains with DP-SGD and has a ledger")
+    return PrivacyStatement.of(
+        client.ledger.events(), population=client.name, delta=client.ledger.budget.delta, max_grad_norm=client.training.max_grad_norm
+    )
 
 
 def training(data: Samples, *, size: Size) -> DpSgd:

@@ -99,6 +99,7 @@ class History:
         params: Encryption parameters, or the grid alone in a plaintext run.
         training: How each client trained.
         delta: The delta of each client's epsilon; absent for clients without a ledger.
+        budget: The epsilon that each client may spend in total, infinite without a limit; absent for clients without a ledger.
         private: Whether differential privacy may be claimed: every client trained with it, and no noise was seeded.
         initial: The weights before the first round.
         model: The weights after the last round.
@@ -112,6 +113,7 @@ class History:
     params: CkksParams
     training: Mapping[str, TrainingMechanism]
     delta: Mapping[str, float]
+    budget: Mapping[str, float]
     private: bool
     initial: PlainVector = field(repr=False)
     model: PlainVector = field(repr=False)

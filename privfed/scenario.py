@@ -18,10 +18,10 @@ from privfed.client import Client
 from privfed.consortium import Consortium
 from privfed.data.partition import CONSORTIUM, Partition, dirichlet_partition
 from privfed.data.paysim import PRE, FeatureSet, features, grouped_split
-from privfed.data.samples import Samples
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.engines.local import simulate
+from privfed.errors import UnsupportedDataError
 from privfed.he.secret import SharedKey
 from privfed.history import History, RoundSummary
 from privfed.training.evaluate import EvaluationScope
@@ -135,8 +135,8 @@ class Outcome:
             notes.append("no differential privacy: the banks trained without noise; for comparison only")
         elif weak := [bank.name for bank in self.banks if self.scenario.budget.delta * bank.records >= 1]:
             notes.append(
-                f"delta {self.scenario.budget.delta:g} is not below 1 / records at {', '.join(weak)}: a promise with such a delta may be "
-                "kept by giving one whole record away; take a smaller --delta"
+                f"delta {self.scenario.budget.delta:g} is not below one over the records of {', '.join(weak)}: giving a whole record "
+                "away would keep such a promise; take a smaller delta"
             )
         if self.history.failed:
             notes.append(f"{len(self.history.failed)} rounds were not held")
@@ -186,12 +186,6 @@ class Outcome:
             np.savez(file, allow_pickle=False, **tensors)
 
 
-def deal(samples: Samples, *, banks: int, alpha: float, rng: np.random.Generator) -> Partition:
-    """A Dirichlet partition in which every bank has enough to take part; see `SMALLEST_SHARE`. Raises as `dirichlet_partition`."""
-    smallest = max(1, int(SMALLEST_SHARE * len(samples) / max(banks, 1)))
-    return dirichlet_partition(samples, clients=banks, alpha=alpha, rng=rng, min_samples=smallest, min_positive=1)
-
-
 def run_scenario(
     table: pd.DataFrame, scenario: Scenario, *, ledgers: Path, progress: Callable[[RoundSummary], None] | None = None
 ) -> Outcome:
@@ -209,7 +203,13 @@ def run_scenario(
     """
     rng = np.random.default_rng(scenario.seed)
     train, test = grouped_split(features(table, scenario.feature_set), test_share=TEST_SHARE, rng=rng)
-    partition = deal(train, banks=scenario.banks, alpha=scenario.alpha, rng=rng)
+    if np.unique(np.asarray(train.groups)[train.labels > 0]).size < scenario.banks:
+        raise UnsupportedDataError(
+            f"the table has too few frauds for {scenario.banks} banks: each needs one, after a quarter was set aside; nothing was trained; "
+            "use more data or fewer banks"
+        )
+    smallest = max(1, int(SMALLEST_SHARE * len(train) / scenario.banks))
+    partition = dirichlet_partition(train, clients=scenario.banks, alpha=scenario.alpha, rng=rng, min_samples=smallest, min_positive=1)
     width = len(str(scenario.banks))
     shards = {f"bank_{number:0{width}}": shard for number, shard in enumerate(partition.split(train), start=1)}
     with ExitStack() as stack:

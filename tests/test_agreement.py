@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from privfed.aggregation.gram import Gram
 from privfed.aggregation.rules import MultiKrum
 from privfed.agreement import OpeningPolicy, RoundContext, decode_agreement, encode_agreement
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
@@ -32,7 +33,8 @@ def test_the_policy_refuses_a_client_that_is_nearly_the_whole_aggregate() -> Non
 def test_the_policy_refuses_a_krum_that_keeps_too_few(keep: int, allowed: bool) -> None:
     from numpy import eye
 
-    coefficients = MultiKrum(byzantine=1, keep=keep).coefficients(dict.fromkeys("abcdef", 1.0), eye(6))
+    gram = Gram(names=tuple("abcdef"), size=6, products=eye(6))
+    coefficients = MultiKrum(byzantine=1, keep=keep).mixture(dict.fromkeys("abcdef", 1.0), gram).coefficients(total=4096)
     if allowed:
         OpeningPolicy(min_clients=3).check(coefficients)
     else:

@@ -1,6 +1,9 @@
-"""The Gram matrix of updates: the n x n inner products from which every rule's coefficients follow."""
+"""The Gram matrix of updates: the n x n inner products from which every rule's coefficients and every score follow."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,40 +11,230 @@ from numpy.typing import NDArray
 from privfed.errors import LayoutMismatchError
 from privfed.update import PlainVector
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 13
 
 
-def gram(vectors: Sequence[PlainVector]) -> NDArray[np.float64]:
-    """Inner products of n updates in the clear, of shape (n, n), symmetric.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Reference:
+    """Inner products of n updates with one more vector: a validator's update, a known centre, or the last aggregate.
+
+    Args:
+        products: Inner product of each update with it, of shape (n,), finite. Private data.
+        square: Its squared norm, finite, at least 0.
+
+    Raises:
+        ValueError: If a number is NaN, infinite or out of range, or the products are not a vector.
+    """
+
+    products: NDArray[np.float64]
+    square: float
+
+    def __post_init__(self) -> None:
+        products = np.array(self.products, dtype=np.float64)
+        if products.ndim != 1 or not np.isfinite(products).all() or not (math.isfinite(self.square) and self.square >= 0):
+            raise ValueError("expected a vector of finite inner products and a finite squared norm from 0, got something else")
+        products.setflags(write=False)
+        object.__setattr__(self, "products", products)
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """The reference for some of the updates, in the given order."""
+        return replace(self, products=self.products[list(rows)])
+
+    def scaled(self, factor: float) -> Self:
+        """The inner products with `factor` times the vector."""
+        return replace(self, products=self.products * factor, square=self.square * factor**2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Gram:
+    """What rules and scores see of the updates of one round: inner products, and no update. Private data: norms and angles.
+
+    It is the same type whether the products were computed in the clear or opened from products of ciphertexts.
+
+    Args:
+        names: The clients, unique, in the order of the rows.
+        size: Number of coordinates of an update. Public.
+        products: Inner products of the updates, of shape (n, n), symmetric and finite, with nothing negative on the diagonal.
+        noise_energy: Expected squared norm of the noise that each client declared, of shape (n,), at least 0; left out, no noise.
+            Public: it follows from the declared mechanism, see `noise_energy`.
+        reference: Inner products with one more vector, for the rules that need one.
+
+    Raises:
+        ValueError: If shapes disagree, a name repeats, or a number is NaN, infinite or out of range. Nothing is ever scored on such
+            numbers: the message does not say which client they belong to.
+    """
+
+    names: tuple[str, ...]
+    size: int
+    products: NDArray[np.float64]
+    noise_energy: NDArray[np.float64] | None = None
+    reference: Reference | None = None
+
+    def __post_init__(self) -> None:
+        names = tuple(self.names)
+        count = len(names)
+        if not names or len(set(names)) != count or self.size < 1:
+            raise ValueError("expected at least one client, each name once, and updates of at least one coordinate")
+        products = np.array(self.products, dtype=np.float64)
+        if products.shape != (count, count):
+            raise ValueError(f"expected a Gram matrix of shape ({count}, {count}), got {products.shape}")
+        # Room for every sum of distances that a rule takes, so that no rule overflows half-way.
+        if not np.abs(products).max(initial=0.0) <= np.finfo(np.float64).max / (4.0 * count**2) or not np.array_equal(products, products.T):
+            raise ValueError("expected a symmetric Gram matrix with finite entries and distances, got another")
+        if np.diag(products).min() < 0:
+            raise ValueError("expected a Gram matrix without a negative squared norm, got another")
+        noise_energy = np.zeros(count) if self.noise_energy is None else np.array(self.noise_energy, dtype=np.float64)
+        if noise_energy.shape != (count,) or not np.isfinite(noise_energy).all() or noise_energy.min() < 0:
+            raise ValueError(f"expected {count} finite noise energies from 0, got something else")
+        if self.reference is not None and len(self.reference.products) != count:
+            raise ValueError(f"expected {count} inner products with the reference, got {len(self.reference.products)}")
+        products.setflags(write=False)
+        noise_energy.setflags(write=False)
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "products", products)
+        object.__setattr__(self, "noise_energy", noise_energy)
+
+    @property
+    def squared_norms(self) -> NDArray[np.float64]:
+        """Squared norm of each update as it was sent, of shape (n,)."""
+        return np.diag(self.products)
+
+    @property
+    def declared_noise(self) -> NDArray[np.float64]:
+        """Expected squared norm of each client's declared noise, of shape (n,); zeros without noise."""
+        return np.zeros(len(self.names)) if self.noise_energy is None else self.noise_energy
+
+    @property
+    def resolution(self) -> NDArray[np.float64]:
+        """Standard deviation of the squared norm of each client's declared noise, of shape (n,).
+
+        Differences below it are chance. The squared norm of d normal numbers of variance b/d has variance 2 b^2 / d.
+        """
+        return self.declared_noise * math.sqrt(2 / self.size)
+
+    @property
+    def median_norm(self) -> float:
+        """Median norm of the updates without their declared noise."""
+        return float(np.median(np.sqrt(np.maximum(self.squared_norms - self.declared_noise, self.resolution))))
+
+    def without_noise(self) -> Self:
+        """The expected Gram matrix of the updates before their declared noise: the noise is independent, so only norms hold it.
+
+        Estimates below zero become zero. For rules that measure distances; a cosine of a de-biased norm would only amplify chance.
+        """
+        products = np.array(self.products)
+        np.fill_diagonal(products, np.maximum(self.squared_norms - self.declared_noise, 0.0))
+        return replace(self, products=products, noise_energy=None)
+
+    def squared_distances(self) -> NDArray[np.float64]:
+        """Squared distances between the updates without their declared noise, of shape (n, n), at least 0, zero on the diagonal."""
+        norms = self.squared_norms - self.declared_noise
+        distances = np.maximum(norms[:, np.newaxis] + norms[np.newaxis, :] - 2 * self.products, 0.0)
+        np.fill_diagonal(distances, 0.0)
+        return distances
+
+    def take(self, names: Sequence[str]) -> Self:
+        """The Gram matrix of some of the clients, in the given order.
+
+        Raises:
+            ValueError: If a name is not among the rows.
+        """
+        strangers = sorted(set(names) - set(self.names))
+        if strangers:
+            raise ValueError(f"expected clients of the Gram matrix, got {strangers}")
+        rows = [self.names.index(name) for name in names]
+        return replace(
+            self,
+            names=tuple(names),
+            products=self.products[np.ix_(rows, rows)],
+            noise_energy=self.declared_noise[rows],
+            reference=None if self.reference is None else self.reference.take(rows),
+        )
+
+    def known_reference(self) -> Reference:
+        """The reference.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        if self.reference is None:
+            raise ValueError("expected a Gram matrix with a reference, got one without")
+        return self.reference
+
+    def __repr__(self) -> str:
+        return f"Gram(clients={len(self.names)}, reference={self.reference is not None})"
+
+
+def gram(
+    updates: Mapping[str, PlainVector], *, reference: PlainVector | None = None, noise_energy: Mapping[str, float] | None = None
+) -> Gram:
+    """The Gram matrix of updates in the clear.
 
     Accumulated in float64 over blocks of coordinates, so the extra memory is n times the block and not a copy of all updates.
     Hand it *updates* (differences to the received model), not models: inner products of models that differ in the fourth
     digit have lost the difference.
 
     Args:
-        vectors: Updates of one layout, at least one.
+        updates: Updates of one layout, by client, at least one.
+        reference: One more vector of that layout.
+        noise_energy: Declared noise of each client; see `Gram`.
 
     Raises:
-        ValueError: If there is no vector, or an inner product overflows.
+        ValueError: If there is no update, or an inner product overflows.
         LayoutMismatchError: If the vectors have different layouts.
 
     Example:
         >>> from privfed.update import Layout
         >>> layout = Layout(names=("weight",), shapes=((2,),))
-        >>> gram([PlainVector(layout=layout, values=[1, 2]), PlainVector(layout=layout, values=[3, 0])])
+        >>> gram({"a": PlainVector(layout=layout, values=[1, 2]), "b": PlainVector(layout=layout, values=[3, 0])}).products
         array([[5., 3.],
                [3., 9.]])
     """
-    if not vectors:
-        raise ValueError("expected at least one vector, got none")
+    if not updates:
+        raise ValueError("expected at least one update, got none")
+    names = tuple(updates)
+    vectors = [*updates.values()] if reference is None else [*updates.values(), reference]
     layout = vectors[0].layout
     if any(vector.layout != layout for vector in vectors):
         raise LayoutMismatchError("expected vectors of one layout, got different ones; nothing was computed")
     products = np.zeros((len(vectors), len(vectors)))
-    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+    block = np.empty((len(vectors), min(_BLOCK, layout.size)))
+    with np.errstate(over="ignore", invalid="ignore"):  # refused by Gram
         for start in range(0, layout.size, _BLOCK):
-            block = np.stack([vector.values[start : start + _BLOCK] for vector in vectors])
-            products += block @ block.T
+            width = min(_BLOCK, layout.size - start)
+            for row, vector in enumerate(vectors):
+                block[row, :width] = vector.values[start : start + width]
+            products += block[:, :width] @ block[:, :width].T
+    count = len(names)
     if not np.isfinite(products).all():
         raise ValueError("expected updates whose inner products are finite in float64, got an overflow")
-    return products
+    return Gram(
+        names=names,
+        size=layout.size,
+        products=products[:count, :count],
+        noise_energy=None if noise_energy is None else np.array([noise_energy[name] for name in names]),
+        reference=None if reference is None else Reference(products=products[:count, count], square=float(products[count, count])),
+    )
+
+
+def noise_energy(
+    size: int, *, steps: int, learning_rate: float, noise_multiplier: float, max_grad_norm: float, expected_batch_size: int
+) -> float:
+    """Expected squared norm of the noise that DP-SGD leaves in an update: size * steps * (lr * z * C / B)^2.
+
+    It holds for plain gradient descent at one learning rate. Momentum, adaptive steps, a proximal term or a decay change it.
+
+    Args:
+        size: Number of coordinates of an update.
+        steps: Noised steps of one training run.
+        learning_rate: Step length.
+        noise_multiplier: Standard deviation of the noise on the sum of gradients, in units of `max_grad_norm`.
+        max_grad_norm: Clipping norm.
+        expected_batch_size: What the noised sum is divided by.
+
+    Raises:
+        ValueError: If a number is not positive.
+    """
+    if min(size, steps, learning_rate, noise_multiplier, max_grad_norm, expected_batch_size) <= 0:
+        raise ValueError("expected positive numbers, got another; without noise there is no noise energy")
+    return size * steps * (learning_rate * noise_multiplier * max_grad_norm / expected_batch_size) ** 2

@@ -9,6 +9,10 @@ import numpy as np
 from privfed.errors import LayoutMismatchError
 from privfed.update import PlainVector
 
+# Real weights come out of sums in floating point, whose last digits depend on the processor. On this grid, which is far finer than
+# any coefficient and far coarser than those digits, equal weights are equal and every party apportions the same numbers.
+_GRID = 2**24
+
 
 def integer_weights(weights: Mapping[str, float], *, total: int) -> dict[str, int]:
     """Integer coefficients in proportion to public weights.
@@ -43,10 +47,45 @@ def integer_weights(weights: Mapping[str, float], *, total: int) -> dict[str, in
     whole = sum(exact.values())
     if whole <= total and all(weight.denominator == 1 for weight in exact.values()):
         return {name: int(weight) for name, weight in exact.items()}
-    quotas = {name: weight * total / whole for name, weight in exact.items()}
-    for name, quota in quotas.items():
-        if quota < 1:  # and not only what rounds to 0: so a weight that is accepted among all clients is accepted among any of them
+    for name, weight in exact.items():
+        if weight * total < whole:  # and not only what rounds to 0: so a weight that is accepted among all is accepted among any of them
             raise ValueError(f"expected weights of at least 1/{total} of the sum, got {weights[name]!r} for {name!r}")
+    return _by_largest_remainder(exact, total)
+
+
+def apportion(weights: Mapping[str, float], *, total: int) -> dict[str, int]:
+    """Integer coefficients in proportion to what a rule computed; clients with nothing, or next to nothing, get 0.
+
+    Integers with a sum of at most `total` stay as they are. Others are rounded to 24 bits below the largest and apportioned to the
+    sum `total` by largest remainder: each share is off by less than 1/total + 2^-24 n.
+
+    Args:
+        weights: Weight of each client, by name: finite, at least 0, one of them positive.
+        total: Largest sum of the coefficients, at least 1.
+
+    Returns:
+        Non-negative coefficient of each client, in the order of `weights`.
+
+    Raises:
+        ValueError: If a weight is negative, NaN or infinite, none is positive, or `total` is below 1.
+
+    Example:
+        >>> apportion({"a": 0.7071, "b": 0.7071, "c": 0.0}, total=4096)
+        {'a': 2048, 'b': 2048, 'c': 0}
+    """
+    if total < 1:
+        raise ValueError(f"expected a total of at least 1, got {total}")
+    if not weights or any(not math.isfinite(weight) or weight < 0 for weight in weights.values()) or not any(weights.values()):
+        raise ValueError("expected finite weights from 0 with at least one positive, got others")
+    if all(float(weight).is_integer() for weight in weights.values()) and sum(map(int, weights.values())) <= total:
+        return {name: int(weight) for name, weight in weights.items()}
+    largest = max(weights.values())
+    return _by_largest_remainder({name: Fraction(round(weight / largest * _GRID)) for name, weight in weights.items()}, total)
+
+
+def _by_largest_remainder(weights: Mapping[str, Fraction], total: int) -> dict[str, int]:
+    whole = sum(weights.values())
+    quotas = {name: weight * total / whole for name, weight in weights.items()}
     coefficients = {name: math.floor(quota) for name, quota in quotas.items()}
     by_remainder = sorted(quotas, key=lambda name: (coefficients[name] - quotas[name], name))
     for name in by_remainder[: total - sum(coefficients.values())]:

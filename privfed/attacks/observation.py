@@ -17,6 +17,8 @@ from privfed.update import Layout, PlainVector
 
 # Products, mean, clipping, learning rate, subtraction and cast round a gradient at most 8 times.
 _FLOAT32_ROUNDING = 8 * 2.0**-24
+# Eight independent roundings, each off by at most 2^-24, are off by this much together.
+_FLOAT32_DEVIATION = math.sqrt(8 / 3) * 2.0**-24
 # A coordinate of Gaussian noise passes this many standard deviations with probability 6e-7.
 _NOISE_DEVIATIONS = 5.0
 
@@ -179,12 +181,14 @@ class GradientPart:
             combination of the steps' gradients.
         error: Largest error of each coordinate of the change: float32 rounding, the encryption grid, and the known Gaussian
             noise at five standard deviations.
+        deviation: Standard deviation of that error, if roundings are independent; above 0.
     """
 
     before: PlainVector
     after: PlainVector
     change: PlainVector
     error: PlainVector
+    deviation: PlainVector
 
 
 def gradient_part(observation: Observation) -> GradientPart | NotApplicable:
@@ -204,13 +208,24 @@ def gradient_part(observation: Observation) -> GradientPart | NotApplicable:
     # Weights are float32 numbers after each step; half a unit in the last place is lost each time.
     last_place = np.spacing((np.abs(model.values) + np.abs(seen.values)).astype(np.float32)).astype(np.float64)
     error = training.steps * last_place / 2 + _FLOAT32_ROUNDING * np.abs(change) + observation.rounding_step / 2
+    # Rounding to a multiple of s is off by s / sqrt(12), and independently so at every client.
+    shares = np.array(observation.coefficients) / sum(observation.coefficients)
+    variance = np.dot(shares, shares) * (training.steps * last_place**2 + observation.rounding_step**2) / 12
+    variance += (_FLOAT32_DEVIATION * change) ** 2
     if training.noise is not None:
-        shares = np.array(observation.coefficients) / sum(observation.coefficients)
         step = training.optimizer.learning_rate / (1 - training.optimizer.momentum) / training.batch_size
         deviation = step * training.noise.noise_multiplier * training.noise.max_grad_norm * math.sqrt(training.steps)
-        error += _NOISE_DEVIATIONS * deviation * float(np.linalg.norm(shares))
+        deviation *= float(np.linalg.norm(shares))
+        error += _NOISE_DEVIATIONS * deviation
+        variance += deviation**2
 
     def vector(values: NDArray[np.float64]) -> PlainVector:
         return PlainVector(layout=observation.layout, values=values)
 
-    return GradientPart(before=model, after=vector(model.values + seen.values), change=vector(change), error=vector(error))
+    return GradientPart(
+        before=model,
+        after=vector(model.values + seen.values),
+        change=vector(change),
+        error=vector(error),
+        deviation=vector(np.sqrt(variance)),
+    )

@@ -34,6 +34,21 @@ class RowScore:
     categorical: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class RowMatch:
+    """For each true row, in its order, the guess that it was compared with. Private.
+
+    Args:
+        guesses: Of shape (n, width), in the units of the model's input.
+        right: Of shape (n, cells): numeric columns first, then blocks.
+        found: Position of each guess in what the attack found, of shape (n,); from its end on, the guess is of the baseline.
+    """
+
+    guesses: NDArray[np.float64]
+    right: NDArray[np.bool_]
+    found: NDArray[np.intp]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateCheck:
     """How many rows an attack certified, and how many of those are no true row."""
@@ -87,6 +102,25 @@ def score_rows(
     Raises:
         ValueError: If shapes do not fit or the tolerance is negative.
     """
+    matched = match_rows(rows, truth, schema=schema, tolerance=tolerance, baseline=baseline).right
+    numeric = len(schema.continuous)
+    return RowScore(
+        rows=float(matched.all(axis=1).mean()),
+        cells=float(matched.mean()),
+        continuous=float(matched[:, :numeric].mean()) if numeric else math.nan,
+        categorical=float(matched[:, numeric:].mean()) if schema.blocks else math.nan,
+    )
+
+
+def match_rows(
+    rows: NDArray[np.float64],
+    truth: NDArray[np.float64],
+    *,
+    schema: TableSchema,
+    tolerance: float,
+    baseline: NDArray[np.float64],
+) -> RowMatch:
+    """Which guess `score_rows` compares with each true row, and which of its cells are right. Arguments and errors as there."""
     if truth.ndim != 2 or truth.shape[1] != schema.width or not len(truth):
         raise ValueError(f"expected at least one true row of {schema.width} columns, got shape {truth.shape}")
     if baseline.shape != truth.shape or rows.ndim != 2 or rows.shape[1] != schema.width:
@@ -95,15 +129,8 @@ def score_rows(
         raise ValueError(f"expected tolerance to be at least 0, got {tolerance}")
     guesses = np.concatenate([rows, baseline])[: len(truth)]
     right = np.stack([_right_cells(guess, truth, schema=schema, tolerance=tolerance) for guess in guesses])
-    found, true = linear_sum_assignment(right.sum(axis=2), maximize=True)
-    matched = right[found, true]
-    numeric = len(schema.continuous)
-    return RowScore(
-        rows=float(matched.all(axis=1).mean()),
-        cells=float(matched.mean()),
-        continuous=float(matched[:, :numeric].mean()) if numeric else math.nan,
-        categorical=float(matched[:, numeric:].mean()) if schema.blocks else math.nan,
-    )
+    true, found = linear_sum_assignment(right.sum(axis=2).T, maximize=True)
+    return RowMatch(guesses=guesses[found], right=right[found, true], found=found)
 
 
 def check_certificates(

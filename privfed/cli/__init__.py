@@ -13,12 +13,12 @@ from privfed.cli.refusals import Refusing
 from privfed.cli.simulate import simulate
 
 # Tracebacks stay plain: pretty ones print local variables, which are private tables.
-app = typer.Typer(cls=Refusing, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(cls=Refusing, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 
 
 @app.callback()
 def _main() -> None:
-    """Privacy-first federated learning for consortia. Start with [bold]privfed demo[/bold].
+    """Privacy-first federated learning for consortia. Start with `privfed demo`.
 
     What is refused is said in one line on stderr, with exit code 2. Progress goes to stderr, results to stdout.
     """

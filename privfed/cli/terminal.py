@@ -3,17 +3,20 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
     from privfed.history import RoundSummary
 
+# Files are opened, not asked: what the system says about them is a refusal like any other.
+CsvFile = Annotated[Path, typer.Argument(metavar="FILE.csv", show_default=False, readable=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -22,41 +25,44 @@ class RoundProgress:
 
     Args:
         bar: Where it shows.
-        rounds: How many rounds there will be.
     """
 
-    def __init__(self, bar: Progress, *, rounds: int) -> None:
+    def __init__(self, bar: Progress) -> None:
         self._bar = bar
-        self._rounds = rounds
-        self._task: TaskID = bar.add_task("", total=None, quality="")
+        self._rounds = 0
+        self._task = bar.add_task("Loading torch", total=None, state="")
 
     def preparing(self, what: str) -> None:
         """Shows what happens before the first round."""
-        self._bar.update(self._task, description=escape(what))
+        self._bar.update(self._task, description=escape(printable(what)))
 
-    def training(self) -> None:
-        """Starts to count."""
-        self._bar.update(self._task, description="Encrypted rounds", total=self._rounds, quality=f"0/{self._rounds}")
+    def training(self, rounds: int) -> None:
+        """Starts to count the rounds."""
+        self._rounds = rounds
+        self._bar.update(self._task, description="Training in rounds", total=rounds, state=f"0/{rounds}")
 
     def round(self, summary: "RoundSummary") -> None:
         """Counts one round."""
-        quality = f"{summary.record.round + 1}/{self._rounds}"
+        state = f"{summary.record.round + 1}/{self._rounds}"
         if summary.evaluation is not None:
-            quality += f"  PR-AUC {summary.evaluation.pr_auc:.3f}"
-        self._bar.update(self._task, completed=summary.record.round + 1, quality=quality)
+            state += f"  PR-AUC {number(summary.evaluation.pr_auc)}"
+        self._bar.update(self._task, completed=summary.record.round + 1, state=state)
 
 
 @contextmanager
-def round_progress(*, rounds: int, quiet: bool) -> Iterator[RoundProgress]:
-    """Progress of a run, gone from the screen when it ends."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[quality]}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True) as bar:
-        yield RoundProgress(bar, rounds=rounds)
+def round_progress(*, quiet: bool) -> Iterator[RoundProgress]:
+    """Progress of a run, on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    console = Console(stderr=True, quiet=quiet)
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+        yield RoundProgress(bar)
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, caption: str | None = None, left: int = 1) -> Table:
-    """A table whose first `left` columns are text and whose others are numbers. Cells are shown as they are, without markup."""
-    result = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    """A table whose first `left` columns are text and whose others are numbers. All text is shown as it is, without markup."""
+    result = Table(
+        title=escape(printable(title)), caption=escape(caption) if caption else None, title_justify="left", caption_justify="left"
+    )
     for position, column in enumerate(columns):
         result.add_column(column, justify="left" if position < left else "right", overflow="fold")
     for row in rows:
@@ -68,6 +74,13 @@ def printable(text: str) -> str:
     """The text without what could command a terminal, cut off where it gets long."""
     clean = "".join(character if character.isprintable() else "\ufffd" for character in text)
     return clean if len(clean) <= 80 else clean[:79] + "\u2026"
+
+
+def use_one_core() -> None:
+    """Keeps torch to one core in this process: batches of a small network are so short that cores mostly wait for each other."""
+    import torch  # noqa: PLC0415 # --help must not wait for torch
+
+    torch.set_num_threads(1)
 
 
 def number(value: float) -> str:

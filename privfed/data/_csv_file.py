@@ -78,7 +78,7 @@ def header(path: Path) -> list[str]:
     """
     with opened(path) as file:
         line = file.readline(LINE_BYTES + 1)
-    if b"\0" in line:
+    if b"\0" in line or b"\r" in line.removesuffix(b"\r\n"):
         _refuse_byte(path, 1)
     try:
         text = line.decode("utf-8-sig")
@@ -89,10 +89,10 @@ def header(path: Path) -> list[str]:
     names = next(csv.reader([text]), [])
     if not names:
         raise UnsupportedDataError(f"{path.name} is empty or starts with an empty line; nothing was loaded; expected a header line")
+    if text.startswith("sep="):
+        raise UnsupportedDataError(f"{path.name} starts with a spreadsheet's sep= line; nothing was loaded; delete that line")
     if len(names) == 1:
         separator = next((character for character in ";\t|" if character in text), None)
-        if text.startswith("sep="):
-            raise UnsupportedDataError(f"{path.name} starts with a spreadsheet's sep= line; nothing was loaded; delete that line")
         if separator:
             raise UnsupportedDataError(
                 f"{path.name} is separated by {separator!r} and not by commas; nothing was loaded; save it as comma-separated UTF-8, "
@@ -128,7 +128,8 @@ def survey(path: Path) -> bool:
         if (long := np.flatnonzero(lengths > LINE_BYTES)).size:
             _refuse_length(path, lines + 1 + int(long[0]))
         before = np.searchsorted(cells, ends)
-        counts = np.diff(before, prepend=-commas)[lengths > 2]  # an empty line is an end of one or two bytes
+        empty = lengths == 1 + (data[ends - 1] == ord("\r"))  # no block ends in a carriage return, should the index be -1
+        counts = np.diff(before, prepend=-commas)[~empty]
         if ends.size:
             length, commas = len(block) - 1 - int(ends[-1]), len(cells) - int(before[-1])
         else:

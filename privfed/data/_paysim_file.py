@@ -5,11 +5,14 @@ No message quotes a cell: a cell is private data.
 
 import difflib
 import re
+from collections.abc import Hashable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from privfed.data._csv_file import header, rows
+from privfed.data._csv_file import header, is_gzip, rows, survey
 from privfed.errors import UnsupportedDataError
 
 TYPES = ("CASH_IN", "CASH_OUT", "DEBIT", "PAYMENT", "TRANSFER")
@@ -24,7 +27,7 @@ FILE_COLUMNS = ("step", "type", *MONEY_COLUMNS, "isFraud")
 _OTHER_NAMES = {"type": ("action", "transactiontype"), "step": ("hour", "time"), "isFraud": ("fraud", "label", "class")}
 _LONGEST_NAME = 40
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _DAMAGE = {
     re.compile(r"#+"): "spreadsheets write ##### into columns that are too narrow",
     re.compile(r"[+-]?\d{1,3}([.,' \u00a0\u202f]\d{3})*([.,]\d+)?|[+-]?\d+,\d+"): "it has thousands separators or a decimal comma",
@@ -60,13 +63,12 @@ def check_header(path: Path) -> list[str]:
 def check_column(path: Path, column: str) -> None:
     """Refuses a file whose header does not hold the column once."""
     names = header(path)
-    if names.count(column) != 1:
+    if names.count(column) > 1:
+        raise UnsupportedDataError(f"the header of {path.name} does not fit: {column} occurs twice; nothing was loaded")
+    if column not in names:
         similar = _similar(column, names)
-        raise UnsupportedDataError(
-            f"the header of {path.name} holds {column} {names.count(column)} times, expected once"
-            + (f"; {similar!r} is similar" if similar and not names.count(column) else "")
-            + "; nothing was loaded"
-        )
+        advice = f"; {similar!r} is similar" if similar else ""
+        raise UnsupportedDataError(f"the header of {path.name} has no column {column}{advice}; nothing was loaded")
 
 
 def _similar(name: str, others: list[str]) -> str | None:
@@ -83,24 +85,51 @@ def _spelling(name: str) -> str:
     return re.sub(r"[\W_]", "", name).casefold().replace("orig", "org")
 
 
-def first_fault(path: Path) -> UnsupportedDataError | None:
-    """The error for the first bad line of a file, by line and column, found by reading it slowly; None if there is none.
+def check_lines(path: Path) -> None:
+    """Refuses a file in which a line has more or fewer cells than the header, or bytes that are no text."""
+    if survey(path):
+        return
+    lines = rows(path)
+    _, names = next(lines)
+    for number, row in lines:
+        if len(row) < len(names) or any(row[len(names) :]):  # empty cells at the end may be a comma too many
+            long = "surplus cells, perhaps from a comma in a number or a name" if len(row) > len(names) else "missing cells"
+            raise UnsupportedDataError(
+                f"line {number} of {path.name} has {len(row)} cells where the header has {len(names)}: {long}; nothing was loaded; "
+                "every line needs the same columns"
+            )
+
+
+def parsed(path: Path, types: dict[Hashable, Any]) -> pd.DataFrame:
+    """The named columns of a file whose lines are sound, each of the type that is given for it.
 
     Raises:
-        UnsupportedDataError: If the file cannot be read so far.
+        UnsupportedDataError: If a cell holds something else.
     """
+    try:
+        return pd.read_csv(
+            path,
+            usecols=list(types),
+            dtype=types,
+            index_col=False,
+            keep_default_na=False,  # a bank may be called NA, and an empty sum is an error
+            encoding="utf-8-sig",
+            compression="gzip" if is_gzip(path) else None,
+        )
+    except ValueError:  # pandas' message quotes the cell, so it ends here
+        raise first_fault(path) from None
+
+
+def first_fault(path: Path) -> UnsupportedDataError:
+    """The error for a file of sound lines with a bad cell: the first such cell by line and column, found by reading slowly."""
     lines = rows(path)
     _, names = next(lines)
     places = {name: names.index(name) for name in FILE_COLUMNS}
     for number, row in lines:
-        if len(row) < len(names) or any(row[len(names) :]):  # empty cells at the end may be a comma too many
-            long = "surplus cells, perhaps from a comma in a number or a name" if len(row) > len(names) else "missing cells"
-            fault = f"line {number} of {path.name} has {len(row)} cells where the header has {len(names)}: {long}"
-            return UnsupportedDataError(f"{fault}; nothing was loaded; every line needs the same columns")
         for name, place in places.items():
             if fault := _cell_fault(name, row[place]):
                 return UnsupportedDataError(f"line {number}, column {name} of {path.name}: {fault}; nothing was loaded")
-    return None
+    return UnsupportedDataError(f"{path.name} is not well-formed comma-separated text; nothing was loaded")
 
 
 def _cell_fault(name: str, cell: str) -> str:

@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from privfed.data._csv_file import is_gzip, survey
-from privfed.data._paysim_file import FILE_COLUMNS, MONEY_COLUMNS, TYPES, check_column, check_header, first_fault
+from privfed.data._paysim_file import FILE_COLUMNS, MONEY_COLUMNS, TYPES, check_column, check_header, check_lines, first_fault, parsed
 from privfed.data.partition import stratified_partition
 from privfed.data.samples import Samples
 from privfed.errors import UnsupportedDataError
@@ -88,23 +87,21 @@ def load_paysim(path: Path | str) -> pd.DataFrame:
     """
     path = Path(path)
     check_header(path)
-    if not survey(path) and (fault := first_fault(path)):
-        raise fault
+    check_lines(path)
     numbers = dict.fromkeys((name for name in FILE_COLUMNS if name != "type"), "float64")
-    table = _parsed(path, {**numbers, "type": "category"})
+    table = parsed(path, {**numbers, "type": "category"})
     if table.empty:
         raise UnsupportedDataError(f"{path.name} has a header but no rows; nothing was loaded")
     columns = {name: table[name].to_numpy() for name in numbers}
     step, fraud = columns["step"], columns["isFraud"]
     if not (
         set(table["type"].cat.categories) <= set(TYPES)
-        and not table["type"].isna().to_numpy().any()
         and all(np.isfinite(values).all() for values in columns.values())
         and (columns["amount"] >= 0).all()
         and ((step >= 0) & (step == np.floor(step)) & (step <= np.iinfo(np.int32).max)).all()
         and ((fraud == 0) | (fraud == 1)).all()
     ):
-        raise _fault(path)
+        raise first_fault(path)
     return typed_table(columns | {"type": table["type"].to_numpy()})
 
 
@@ -123,32 +120,13 @@ def load_column(path: Path | str, column: str) -> NDArray[np.str_]:
     """
     path = Path(path)
     check_column(path, column)
-    survey(path)
-    values = _parsed(path, {column: "str"})[column].str.strip()
+    check_lines(path)
+    values = parsed(path, {column: "str"})[column].str.strip()
     if (values == "").any():
         raise UnsupportedDataError(
             f"column {column} of {path.name} has empty cells; nothing was loaded; fill them in or leave the rows out"
         )
     return values.to_numpy(dtype=np.str_)
-
-
-def _parsed(path: Path, types: dict[str, str]) -> pd.DataFrame:
-    try:
-        return pd.read_csv(
-            path,
-            usecols=list(types),
-            dtype=types,  # pyright: ignore[reportArgumentType] -- names of types
-            index_col=False,
-            keep_default_na=False,  # a bank may be called NA, and an empty sum is an error
-            encoding="utf-8-sig",
-            compression="gzip" if is_gzip(path) else None,
-        )
-    except ValueError:  # pandas' message quotes the cell, so it ends here
-        raise _fault(path) from None
-
-
-def _fault(path: Path) -> UnsupportedDataError:
-    return first_fault(path) or UnsupportedDataError(f"{path.name} is not well-formed comma-separated text; nothing was loaded")
 
 
 def typed_table(columns: dict[str, NDArray[np.generic]]) -> pd.DataFrame:

@@ -5,7 +5,9 @@ what the last hash is. The head catches what a chain alone cannot: a database th
 by an older copy of itself. The same file carries the lock.
 
 What no local file can show: that *both* were replaced by copies which belong together, or that somebody who may write both
-computed a whole new chain. Only a party that remembers `head` from outside notices that.
+computed a whole new chain. Only a party that remembers `head` from outside notices that. It can be shown, without the content
+of any row, that a later head extends an earlier one: a head is the hash of the head before it and of the *hash* of a row, and
+every row holds a random number, so that its hash tells nothing.
 """
 
 import fcntl
@@ -14,7 +16,7 @@ import json
 import os
 import sqlite3
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +26,26 @@ from privfed.errors import LedgerError, LedgerLockedError, LedgerTamperedError
 
 _TAG: Final = b"privfed ledger v1"
 _HASH_BYTES: Final = 32
-_START: Final = bytes(_HASH_BYTES)
+START: Final = bytes(_HASH_BYTES)  # the head before the first row
 _SLOT_BYTES: Final = 8 + 2 * _HASH_BYTES  # number of rows, hash of the last one, checksum
+_NONCE_BYTES: Final = 16
+
+
+def extend(head: bytes, links: Iterable[bytes]) -> bytes:
+    """The head after more rows.
+
+    Args:
+        head: Of the rows before them, 32 bytes; zeros if there were none.
+        links: `link` of each of them, 32 bytes, in order.
+    """
+    for link_of_row in links:
+        head = hashlib.sha256(_TAG + head + link_of_row).digest()
+    return head
+
+
+def link(body: str) -> bytes:
+    """What a row adds to the chain, 32 bytes, from which its content cannot be guessed."""
+    return hashlib.sha256(_TAG + b" row" + body.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +99,18 @@ class Chain:
     @property
     def head(self) -> bytes:
         """Hash over all rows, 32 bytes; zeros if there is none."""
-        return self._rows[-1].digest if self._rows else _START
+        return self.head_of(len(self._rows))
+
+    def head_of(self, rows: int) -> bytes:
+        """Hash over the first so many rows."""
+        return self._rows[rows - 1].digest if rows else START
+
+    def links(self, start: int) -> tuple[bytes, ...]:
+        """What each row from number `start` on adds to the chain."""
+        return tuple(link(row.body) for row in self._rows[start:])
 
     def append(self, body: Mapping[str, object]) -> Row:
-        """Writes one more row, which is on the disk when this returns.
+        """Writes one more row, with a random number in it. It is on the disk when this returns.
 
         Raises:
             LedgerError: If the file is closed, or writing failed; then it closes itself, and the row may have been written.
@@ -91,8 +119,9 @@ class Chain:
             raise LedgerError("the ledger is closed; nothing was written")
         if os.getpid() != self._process:
             raise LedgerLockedError("the ledger belongs to the process that forked this one; nothing was written; open it in one process")
-        text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        row = Row(number=len(self._rows), body=text, digest=_link(self.head, text))
+        content = {**body, "nonce": os.urandom(_NONCE_BYTES).hex()}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        row = Row(number=len(self._rows), body=text, digest=extend(self.head, (link(text),)))
         try:
             self._connection.execute("INSERT INTO rows VALUES (?, ?, ?)", (row.number, row.body, row.digest))
             self._rows.append(row)
@@ -161,11 +190,11 @@ class Chain:
 
     def _read(self) -> list[Row]:
         rows: list[Row] = []
-        previous = _START
+        previous = START
         try:
             self._connection.execute("PRAGMA shrink_memory")  # so that a second reading comes from the disk, not from the cache
             for number, body, digest in self._connection.execute("SELECT number, body, digest FROM rows ORDER BY number"):
-                if number != len(rows) or not isinstance(body, str) or digest != _link(previous, body):
+                if number != len(rows) or not isinstance(body, str) or digest != extend(previous, (link(body),)):
                     self._tampered(f"row {len(rows)} is not what was written")
                 rows.append(Row(number=number, body=body, digest=digest))
                 previous = digest
@@ -175,7 +204,7 @@ class Chain:
         count, digest = self._read_head()
         if not count <= len(rows) <= count + 1:
             self._tampered(f"it has {len(rows)} rows where its head file counts {count}")
-        if digest != (rows[count - 1].digest if count else _START):
+        if digest != (rows[count - 1].digest if count else START):
             self._tampered("its head file belongs to other rows")
         return rows
 
@@ -191,7 +220,7 @@ class Chain:
         for slot in (content[:_SLOT_BYTES], content[_SLOT_BYTES:]):
             if hashlib.sha256(_TAG + slot[:-_HASH_BYTES]).digest() == slot[-_HASH_BYTES:]:
                 found.append((int.from_bytes(slot[:8], "big"), slot[8:-_HASH_BYTES]))
-        return max(found, default=(0, _START))
+        return max(found, default=(0, START))
 
     def _locked(self) -> LedgerLockedError:
         return LedgerLockedError(
@@ -204,7 +233,3 @@ class Chain:
             f"{self._name} is not the ledger that was written: {reason}; nothing was opened or spent; restore the file, its -wal "
             "file and its .head file together, or treat the budget as used up"
         )
-
-
-def _link(previous: bytes, body: str) -> bytes:
-    return hashlib.sha256(_TAG + previous + body.encode()).digest()

@@ -15,16 +15,28 @@ class Unit(Enum):
     """Whose presence the promise hides. The value says it in words."""
 
     RECORD = "one record: a single row of the table"
+    CUSTOMER = "one customer: all rows with its declared id, as many as the events say at most"
+    SILO = "one silo: everything that one data owner has"
 
 
 class Relation(Enum):
     """How two neighbouring data sets differ. The value says it in words.
 
-    There is no replace-one relation: accountants disagree about it (privacy loss distributions double the sensitivity,
-    Renyi accountants do not), so that one number would mean two things.
+    Noise multipliers are always relative to what *one* unit can contribute. Where a unit is replaced, the difference of two
+    contributions is up to twice that, and `privfed.dp.accounting` doubles it; accountants elsewhere disagree (dp-accounting's
+    privacy loss distributions double it as well, its Renyi accountant does not).
     """
 
     ADD_OR_REMOVE_ONE = "one data set has exactly one unit more than the other"
+    REPLACE_ONE = "the data sets have equally many units, and one unit of the one is another unit in the other"
+    ZERO_OUT_ONE = "in one of the data sets one unit contributes nothing; that it takes part is not hidden"
+
+
+class Composition(Enum):
+    """When the events of an account were chosen. The value says it in words."""
+
+    FIXED_SCHEDULE = "what each event does was fixed before anything was seen of the outcomes of earlier ones"
+    ADAPTIVE = "what an event does may have been chosen after looking at the outcomes of earlier ones"
 
 
 def check_delta(delta: float) -> None:
@@ -36,6 +48,11 @@ def check_delta(delta: float) -> None:
 def _check_noise(noise_multiplier: float) -> None:
     if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
         raise ValueError(f"expected noise_multiplier to be positive and finite, got {noise_multiplier}")
+
+
+def _check_sample_rate(sample_rate: float) -> None:
+    if not 0 < sample_rate <= 1:
+        raise ValueError(f"expected sample_rate to be above 0 and up to 1, got {sample_rate}")
 
 
 def _check_number(name: str, number: object) -> None:
@@ -62,9 +79,127 @@ class PoissonSampledGaussian:
 
     def __post_init__(self) -> None:
         _check_noise(self.noise_multiplier)
-        if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"expected sample_rate to be above 0 and up to 1, got {self.sample_rate}")
+        _check_sample_rate(self.sample_rate)
         _check_number("steps", self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CappedPoissonSampledGaussian:
+    """Steps of DP-SGD whose batch has a capacity: of a larger Poisson sample, a uniformly random subset of that size is taken.
+
+    Whether a record is in a batch then depends on the others, so the number of records matters: with more than `max_records`
+    of them the promise does not hold, and a client with more must not train.
+
+    Args:
+        noise_multiplier: As in `PoissonSampledGaussian`.
+        sample_rate: As in `PoissonSampledGaussian`.
+        capacity: Most records in a batch, at least 1.
+        max_records: Declared largest number of records, public, at least 1.
+        steps: As in `PoissonSampledGaussian`.
+
+    Raises:
+        ValueError: If a field is outside its range.
+    """
+
+    noise_multiplier: float
+    sample_rate: float
+    capacity: int
+    max_records: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_noise(self.noise_multiplier)
+        _check_sample_rate(self.sample_rate)
+        for name in ("capacity", "max_records", "steps"):
+            _check_number(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomerSampledGaussian:
+    """Steps of DP-SGD over *records*, stated for a customer who has several of them.
+
+    Each of a customer's records is drawn independently and clipped on its own, so that a step can take none or all of them.
+
+    Args:
+        noise_multiplier: Standard deviation of the noise divided by the clipping norm of one record. Positive.
+        sample_rate: Probability that a step draws a given record, above 0 and up to 1.
+        records_per_customer: Most records of one customer in the table that is trained on, at least 1.
+        steps: Number of noisy sums that were released.
+
+    Raises:
+        ValueError: If a field is outside its range.
+    """
+
+    noise_multiplier: float
+    sample_rate: float
+    records_per_customer: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_noise(self.noise_multiplier)
+        _check_sample_rate(self.sample_rate)
+        for name in ("records_per_customer", "steps"):
+            _check_number(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptivelyClippedGaussian:
+    """Steps of DP-SGD that also release how many records of the batch were below the clipping norm, to adapt it.
+
+    Each step clips to its own norm, adds noise in multiples of that same norm, and releases the count, centred by one half per
+    record, with noise of its own (Andrew et al., 2021, arXiv:1905.03871, algorithm 1).
+
+    Args:
+        noise_multiplier: Standard deviation of the noise on the sum divided by the clipping norm of the same step. Positive.
+        count_noise: Standard deviation of the noise on the count. Positive.
+        sample_rate: As in `PoissonSampledGaussian`.
+        steps: As in `PoissonSampledGaussian`.
+
+    Raises:
+        ValueError: If a field is outside its range.
+    """
+
+    noise_multiplier: float
+    count_noise: float
+    sample_rate: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_noise(self.noise_multiplier)
+        if not (math.isfinite(self.count_noise) and self.count_noise > 0):
+            raise ValueError(f"expected count_noise to be positive and finite, got {self.count_noise}")
+        _check_sample_rate(self.sample_rate)
+        _check_number("steps", self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscreteGaussianSum:
+    """Sums of integer vectors to which several parties each added a share of discrete Gaussian noise.
+
+    Args:
+        share_variance: Parameter sigma^2 of each share, in squared grid steps, at least 1.
+        shares: Number of independent shares in the sum that the adversary does not know, at least 1. More do no harm.
+        l2_sensitivity: Largest Euclidean norm of one unit's contribution, in grid steps, at least 1.
+        l1_sensitivity: Largest sum of absolute values of one unit's contribution, in grid steps, at least `l2_sensitivity`.
+        coordinates: Length of the vector.
+        count: Number of such sums, each with fresh noise.
+
+    Raises:
+        ValueError: If a field is outside its range.
+    """
+
+    share_variance: int
+    shares: int
+    l2_sensitivity: int
+    l1_sensitivity: int
+    coordinates: int
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check_number(field.name, getattr(self, field.name))
+        if self.l1_sensitivity < self.l2_sensitivity:
+            raise ValueError(f"expected l1_sensitivity to be at least l2_sensitivity, got {self.l1_sensitivity} and {self.l2_sensitivity}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +207,7 @@ class GaussianRelease:
     """Numbers released with Gaussian noise, computed from all records.
 
     Args:
-        noise_multiplier: Standard deviation of the noise divided by the L2 sensitivity to one unit. Positive.
+        noise_multiplier: Standard deviation of the noise divided by the L2 norm of what one unit can contribute. Positive.
         count: Number of such releases, each with fresh noise.
 
     Raises:
@@ -92,13 +227,95 @@ class NonPrivateRelease:
     """Something was released without noise. Its epsilon is infinite."""
 
 
-Event: TypeAlias = PoissonSampledGaussian | GaussianRelease | NonPrivateRelease
+Event: TypeAlias = (
+    PoissonSampledGaussian
+    | CappedPoissonSampledGaussian
+    | CustomerSampledGaussian
+    | AdaptivelyClippedGaussian
+    | GaussianRelease
+    | DiscreteGaussianSum
+    | NonPrivateRelease
+)
 
-_KINDS: Final[Mapping[str, type[PoissonSampledGaussian] | type[GaussianRelease] | type[NonPrivateRelease]]] = {
+_KINDS: Final[Mapping[str, type[Event]]] = {
     "poisson sampled gaussian": PoissonSampledGaussian,
+    "capped poisson sampled gaussian": CappedPoissonSampledGaussian,
+    "customer sampled gaussian": CustomerSampledGaussian,
+    "adaptively clipped gaussian": AdaptivelyClippedGaussian,
     "gaussian release": GaussianRelease,
+    "discrete gaussian sum": DiscreteGaussianSum,
     "non-private release": NonPrivateRelease,
 }
+
+# What one unit can contribute is part of an event. So an event speaks of one unit, unless its noise is relative to any.
+_UNITS: Final[Mapping[type[Event], frozenset[Unit]]] = {
+    PoissonSampledGaussian: frozenset({Unit.RECORD}),
+    CappedPoissonSampledGaussian: frozenset({Unit.RECORD}),
+    CustomerSampledGaussian: frozenset({Unit.CUSTOMER}),
+    AdaptivelyClippedGaussian: frozenset({Unit.RECORD}),
+    GaussianRelease: frozenset(Unit),
+    DiscreteGaussianSum: frozenset({Unit.SILO}),
+    NonPrivateRelease: frozenset(Unit),
+}
+
+
+def check_unit(event: Event, unit: Unit) -> None:
+    """Refuses an event that says nothing about a unit: a record's noise protects no customer, a silo's no record by itself.
+
+    Raises:
+        TypeError: If it is not an event.
+        ValueError: If it speaks of another unit.
+    """
+    units = _UNITS.get(type(event))
+    if units is None:
+        raise TypeError(f"expected an event of privfed.dp.mechanism, got {type(event).__name__}")
+    if unit not in units:
+        raise ValueError(f"expected an event about one {unit.name.lower()}, got {type(event).__name__}, which speaks of another unit")
+
+
+def describe_event(event: Event) -> str:
+    """Returns the event in plain words, for people.
+
+    Raises:
+        TypeError: If it is not an event.
+
+    Example:
+        >>> describe_event(GaussianRelease(noise_multiplier=8.0, count=2))
+        '2 noisy sums over all records; noise multiplier 8'
+    """
+    match event:
+        case PoissonSampledGaussian():
+            return f"{_steps(event.steps, event.sample_rate)} (Poisson sampling); noise multiplier {event.noise_multiplier:g}"
+        case CappedPoissonSampledGaussian():
+            return (
+                f"{_steps(event.steps, event.sample_rate)} (Poisson sampling), at most {event.capacity} of at most {event.max_records} "
+                f"records in all; noise multiplier {event.noise_multiplier:g}"
+            )
+        case CustomerSampledGaussian():
+            return (
+                f"{_steps(event.steps, event.sample_rate)} (Poisson sampling), of a customer at most {event.records_per_customer} "
+                f"records; noise multiplier {event.noise_multiplier:g}"
+            )
+        case AdaptivelyClippedGaussian():
+            return (
+                f"{_steps(event.steps, event.sample_rate)} (Poisson sampling), with adaptive clipping; noise multiplier "
+                f"{event.noise_multiplier:g}, count noise {event.count_noise:g}"
+            )
+        case GaussianRelease():
+            return f"{event.count} noisy sums over all records; noise multiplier {event.noise_multiplier:g}"
+        case DiscreteGaussianSum():
+            return (
+                f"{event.count} sums of integer vectors with {event.shares} shares of discrete Gaussian noise that the adversary does not "
+                f"know, each of variance {event.share_variance}; contributions of norm up to {event.l2_sensitivity}, both in grid steps"
+            )
+        case NonPrivateRelease():
+            return "a release without noise"
+        case _:  # pyright: ignore[reportUnnecessaryComparison] -- callers without a type checker
+            raise TypeError(f"expected an event of privfed.dp.mechanism, got {type(event).__name__}")
+
+
+def _steps(steps: int, sample_rate: float) -> str:
+    return f"{steps} noisy training steps; each draws every record independently with probability {sample_rate:g}"
 
 
 def encode_event(event: Event) -> dict[str, str | float | int]:

@@ -9,24 +9,27 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from itertools import groupby
 from typing import Any, Final, Self, cast
 
-from privfed.dp.accounting import ACCOUNTANT, epsilon
+from privfed.dp.accounting import ACCOUNTANT
+from privfed.dp.charges import Charges
+from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import (
+    Budget,
+    CappedPoissonSampledGaussian,
+    Composition,
+    CustomerSampledGaussian,
     Event,
-    GaussianRelease,
-    NonPrivateRelease,
     PoissonSampledGaussian,
     Relation,
     Unit,
     check_delta,
-    decode_event,
-    encode_event,
+    check_unit,
+    describe_event,
 )
+from privfed.dp.silo_promise import SiloPromise, count_events, decode_events, encode_events, show_epsilon
 
 _FORMAT: Final = "privfed privacy statement v1"
-_MOST_ROUNDS: Final = 1_000_000
 
 NOISE_ADDED_BY: Final = "the owner of the data, on its own machine, before anything is encrypted or leaves it"
 
@@ -41,6 +44,12 @@ NOT_COVERED: Final = (
     "running time, and whether the party took part at all",
     "choices made after looking at private results, such as this noise multiplier or this model",
     "anything released that is not listed here",
+)
+
+NOT_COVERED_FOR_CUSTOMERS: Final = (
+    "which records carry which customer's id, and that they exist: whoever deals with a customer knows that much",
+    "a customer's records beyond the declared number: they must have been left out before training",
+    *NOT_COVERED[1:],
 )
 
 
@@ -64,6 +73,9 @@ class PrivacyStatement:
         randomness: Where noise and samples were drawn from. With a seed nothing is private, whatever the events say.
         unit: Whose presence is protected.
         relation: How neighbouring data sets differ.
+        adaptive_budget: The budget of an account whose events may have been chosen after looking at outcomes. A filter kept to it,
+            so it is what is promised. None for a fixed schedule.
+        silo: What was promised beside it about the owner as a whole; None if nothing was.
         accountant: Name and version of what computed epsilon.
         noise_added_by: Who added the noise.
         released: What left the owner's machine.
@@ -89,6 +101,8 @@ class PrivacyStatement:
     randomness: Randomness
     unit: Unit = Unit.RECORD
     relation: Relation = Relation.ADD_OR_REMOVE_ONE
+    adaptive_budget: Budget | None = None
+    silo: SiloPromise | None = None
     accountant: str = ACCOUNTANT
     noise_added_by: str = NOISE_ADDED_BY
     released: tuple[str, ...] = RELEASED
@@ -96,7 +110,9 @@ class PrivacyStatement:
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
-        sampled = any(isinstance(event, PoissonSampledGaussian) for event in self.events)
+        for event in self.events:
+            check_unit(event, self.unit)
+        sampled = any(isinstance(event, _CLIPPED) for event in self.events)
         if (self.max_grad_norm is None and sampled) or (self.max_grad_norm is not None and not self.max_grad_norm > 0):
             raise ValueError(f"expected the clipping norm of the sampled steps to be positive, got {self.max_grad_norm}")
         # 1 % for another version of the accountant.
@@ -112,8 +128,12 @@ class PrivacyStatement:
         delta: float,
         max_grad_norm: float | None,
         randomness: Randomness = Randomness.OPERATING_SYSTEM,
+        unit: Unit = Unit.RECORD,
+        relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+        adaptive_budget: Budget | None = None,
+        silo: SiloPromise | None = None,
         released: Iterable[str] = RELEASED,
-        not_covered: Iterable[str] = NOT_COVERED,
+        not_covered: Iterable[str] | None = None,
     ) -> Self:
         """Returns the statement about events, for example those of a ledger, with the epsilon that they cost.
 
@@ -122,15 +142,48 @@ class PrivacyStatement:
             ValueError: If a field is outside its range.
         """
         known = tuple(events)
+        usual = NOT_COVERED_FOR_CUSTOMERS if unit is Unit.CUSTOMER else NOT_COVERED
         return cls(
             population=population,
             events=known,
-            epsilon=_epsilon(known, delta, randomness),
+            epsilon=_epsilon(known, delta, randomness, relation, adaptive_budget),
             delta=delta,
             max_grad_norm=max_grad_norm,
             randomness=randomness,
+            unit=unit,
+            relation=relation,
+            adaptive_budget=adaptive_budget,
+            silo=silo,
             released=tuple(released),
-            not_covered=tuple(not_covered),
+            not_covered=usual if not_covered is None else tuple(not_covered),
+        )
+
+    @classmethod
+    def of_ledger(
+        cls,
+        ledger: Ledger,
+        *,
+        max_grad_norm: float | None,
+        randomness: Randomness = Randomness.OPERATING_SYSTEM,
+        silo: SiloPromise | None = None,
+        released: Iterable[str] = RELEASED,
+    ) -> Self:
+        """Returns the statement about everything that a ledger charged, on the ledger's terms.
+
+        If the ledger has several accounts, of disjoint data, it is stated as if one unit had paid for all of them.
+        """
+        terms = ledger.terms
+        return cls.of(
+            ledger.events(),
+            population=terms.population,
+            delta=terms.budget.delta,
+            max_grad_norm=max_grad_norm,
+            randomness=randomness,
+            unit=terms.unit,
+            relation=terms.relation,
+            adaptive_budget=terms.budget if terms.composition is Composition.ADAPTIVE else None,
+            silo=silo,
+            released=released,
         )
 
     @property
@@ -153,20 +206,21 @@ class PrivacyStatement:
 
     def recompute(self) -> float:
         """Computes epsilon from the events alone, with the accountant that is installed; infinite if the noise was seeded."""
-        return _epsilon(self.events, self.delta, self.randomness)
+        return _epsilon(self.events, self.delta, self.randomness, self.relation, self.adaptive_budget)
 
     def claims(self) -> dict[str, str]:
         """What holds against whom. Encryption is never a reason: the noise is in the numbers whoever reads them."""
         if not self.private:
             reason = "nothing is promised; what encryption hides from this party is not differential privacy"
             return dict.fromkeys(_ADVERSARIES, reason)
-        number = f"epsilon {_show(self.epsilon)} at delta {self.delta:g}"
-        return {who: f"{number} per record: {why}" for who, why in _ADVERSARIES.items()} | {
+        number = f"epsilon {show_epsilon(self.epsilon)} at delta {self.delta:g}"
+        return {who: f"{number} per {self.unit.name.lower()}: {why}" for who, why in _ADVERSARIES.items()} | {
             "the owner itself": "nothing is hidden from it: it has the records"
         }
 
     def to_json(self) -> str:
         """Returns the statement as JSON, from which `from_json` restores it. An infinite epsilon is null."""
+        budget = self.adaptive_budget
         content = {
             "format": _FORMAT,
             "private": self.private,
@@ -175,10 +229,12 @@ class PrivacyStatement:
             "relation": self.relation.name,
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
             "delta": self.delta,
-            "events": [{"rounds": len(list(equal)), "event": encode_event(event)} for event, equal in groupby(self.events)],
+            "events": encode_events(self.events),
             "max_grad_norm": self.max_grad_norm,
             "randomness": self.randomness.name,
             "noise_added_by": self.noise_added_by,
+            "adaptive_budget": None if budget is None else {"epsilon": budget.epsilon, "delta": budget.delta},
+            "silo": None if self.silo is None else self.silo.content(),
             "accountant": self.accountant,
             "released": list(self.released),
             "not_covered": list(self.not_covered),
@@ -195,22 +251,25 @@ class PrivacyStatement:
         """
         try:
             content = cast("dict[str, Any]", json.loads(text))
+            budget, silo = content["adaptive_budget"], content["silo"]
             statement = cls(
                 population=content["population"],
-                events=_expand(content["events"]),
+                events=decode_events(content["events"]),
                 epsilon=math.inf if content["epsilon"] is None else content["epsilon"],
                 delta=content["delta"],
                 max_grad_norm=content["max_grad_norm"],
                 randomness=Randomness[content["randomness"]],
                 unit=Unit[content["unit"]],
                 relation=Relation[content["relation"]],
+                adaptive_budget=None if budget is None else Budget(epsilon=budget["epsilon"], delta=budget["delta"]),
+                silo=None if silo is None else SiloPromise.of_content(silo),
                 accountant=content["accountant"],
                 noise_added_by=content["noise_added_by"],
                 released=tuple(content["released"]),
                 not_covered=tuple(content["not_covered"]),
             )
             same = {**json.loads(statement.to_json()), "claims": content["claims"]} == content
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("expected a privacy statement of this version, got something else") from error
         if not same:
             raise ValueError("expected a privacy statement whose parts agree, got one that was edited or is of another version")
@@ -218,11 +277,12 @@ class PrivacyStatement:
 
     def text(self) -> str:
         """Returns the statement for people, in plain English."""
+        noun = self.unit.name.lower()
         lines = [f"Privacy statement for {self.population}", ""]
         if self.private:
             lines += [
-                f"Promise: epsilon {_show(self.epsilon)} at delta {self.delta:g} (differential privacy).",
-                f"  Whoever sees everything that was released, and knows every other record, is right about whether a given record was "
+                f"Promise: epsilon {show_epsilon(self.epsilon)} at delta {self.delta:g} (differential privacy).",
+                f"  Whoever sees everything that was released, and knows every other {noun}, is right about whether a given {noun} was "
                 f"used at most {self.best_guess:.1%} of the time, where a coin is right 50.0% of the time.",
             ]
         else:
@@ -230,9 +290,10 @@ class PrivacyStatement:
             lines += [f"NOT PRIVATE: {reason}. Nothing is promised. Use this for comparisons only."]
         lines += [
             f"Protected: {self.unit.value}; {self.relation.value}.",
+            *([] if self.adaptive_budget is None else [f"Adaptive: {Composition.ADAPTIVE.value}."]),
             "",
             "What was done:",
-            *(f"  - {len(list(equal))} x {_describe(event)}" for event, equal in groupby(self.events)),
+            *(f"  - {count} x {describe_event(event)}" for event, count in count_events(self.events)),
             *([] if self.events else ["  - nothing"]),
         ]
         if self.max_grad_norm is not None:
@@ -245,6 +306,7 @@ class PrivacyStatement:
             "",
             "Against whom:",
             *(f"  - {who}: {what}" for who, what in self.claims().items()),
+            *([] if self.silo is None else ["", *self.silo.lines()]),
             "",
             "Released:",
             *(f"  - {item}" for item in self.released),
@@ -255,6 +317,8 @@ class PrivacyStatement:
         return "\n".join(lines) + "\n"
 
 
+_CLIPPED: Final = (PoissonSampledGaussian, CappedPoissonSampledGaussian, CustomerSampledGaussian)
+
 _ADVERSARIES: Final = {
     "an outsider": "it sees at most the models that were released",
     "another client": "it sees the models, and updates if it can decrypt them; both carry this noise",
@@ -264,29 +328,11 @@ _ADVERSARIES: Final = {
 }
 
 
-def _expand(runs: list[dict[str, Any]]) -> tuple[Event, ...]:
-    if sum(run["rounds"] for run in runs) > _MOST_ROUNDS:
-        raise ValueError(f"expected at most {_MOST_ROUNDS} rounds in a statement, got more")
-    return tuple(decode_event(run["event"]) for run in runs for _ in range(run["rounds"]))
-
-
-def _show(epsilon_value: float) -> str:
-    return f"{epsilon_value:.3g}" if epsilon_value <= 100 else "above 100"
-
-
-def _epsilon(events: tuple[Event, ...], delta: float, randomness: Randomness) -> float:
-    spent = epsilon(events, delta=delta)
-    return math.inf if randomness is Randomness.SEEDED else spent
-
-
-def _describe(event: Event) -> str:
-    match event:
-        case PoissonSampledGaussian():
-            return (
-                f"{event.steps} noisy training steps; each draws every record independently with probability {event.sample_rate:g} "
-                f"(Poisson sampling); noise multiplier {event.noise_multiplier:g}"
-            )
-        case GaussianRelease():
-            return f"{event.count} noisy sums over all records; noise multiplier {event.noise_multiplier:g}"
-        case NonPrivateRelease():
-            return "a release without noise"
+def _epsilon(events: tuple[Event, ...], delta: float, randomness: Randomness, relation: Relation, adaptive_budget: Budget | None) -> float:
+    charges = Charges(events)
+    if randomness is Randomness.SEEDED:
+        return math.inf
+    if adaptive_budget is None:
+        return charges.epsilon(delta=delta, relation=relation)
+    within = delta == adaptive_budget.delta and charges.filtered_epsilon(delta=delta, relation=relation) <= adaptive_budget.epsilon
+    return adaptive_budget.epsilon if within else math.inf

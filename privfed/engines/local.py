@@ -169,6 +169,22 @@ class Simulation:
         return self._encrypted
 
     @property
+    def server_folder(self) -> Path:
+        """Folder with everything that the server of an encrypted run keeps.
+
+        Raises:
+            ValueError: If the run is in the clear.
+        """
+        if self._site is None:
+            raise ValueError("expected an encrypted run; the server of a plaintext run keeps nothing")
+        return self._site.server_identity_path.parent
+
+    @property
+    def updates(self) -> Mapping[str, Update[PlainVector]]:
+        """What each client trained in the last round, in the clear: no party of an encrypted run sees this, but this process does."""
+        return dict(self._updates)
+
+    @property
     def server_pid(self) -> int:
         """Process id of the separate server.
 
@@ -286,6 +302,7 @@ class Simulation:
             params=consortium.params,
             training={client.name: client.training for client in consortium.clients},
             delta={client.name: client.ledger.budget.delta for client in consortium.clients if client.ledger is not None},
+            budget={client.name: client.ledger.budget.epsilon for client in consortium.clients if client.ledger is not None},
             private=self._randomness is None and all(isinstance(client.training, DpSgd) for client in consortium.clients),
             initial=self._initial,
             model=self.model_values,

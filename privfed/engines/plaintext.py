@@ -6,12 +6,15 @@ matrix have their second phase here: scores first, then the sum.
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privfed.aggregation.gram import gram
-from privfed.aggregation.rules import Rule
+from privfed.aggregation.mixture import Mixture
+from privfed.aggregation.rules import CumulativeRule, PlaintextRule, Rule
 from privfed.agreement import SESSION_BYTES, OpeningPolicy
 from privfed.client import Trainer
 from privfed.consortium import Consortium
@@ -22,43 +25,80 @@ from privfed.round import Clock, RoundRecord, Stage
 from privfed.update import Aggregate, Layout, PlainVector
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combined:
+    """What a round in the clear comes to.
+
+    Args:
+        aggregate: What an encrypted round would open: the mean under the coefficients. None if the rule has none, because it looked
+            at every update.
+        coefficients: Integer coefficient of each participant; 1 each if the rule has none.
+        movement: How the model moves.
+        scores: Cumulative scores after the round; empty but for rules that keep some.
+    """
+
+    aggregate: Aggregate[PlainVector] | None
+    coefficients: Mapping[str, int]
+    movement: PlainVector
+    scores: Mapping[str, float]
+
+
 def combine(
     grids: Mapping[str, NDArray[np.int64]],
     *,
     layout: Layout,
     weights: Mapping[str, float],
-    rule: Rule,
+    rule: Rule | CumulativeRule | PlaintextRule,
     policy: OpeningPolicy,
     params: CkksParams,
     round: int,  # noqa: A002
-) -> Aggregate[PlainVector]:
-    """The aggregate of grid updates in the clear: coefficients by the rule, policy, integer weighted sum, mean.
+    scores: Mapping[str, float] = MappingProxyType({}),
+) -> Combined:
+    """Combines grid updates in the clear: proportions by the rule, policy, integer weighted sum, mean, movement.
 
     Args:
         grids: Quantised update of each participant, of shape (layout.size,).
         layout: Layout of the updates.
         weights: Public weight of each participant.
-        rule: Also one that needs the Gram matrix of the updates.
+        rule: Any rule, but for those that need a reference.
         policy: Checked as for an encrypted round.
         params: The grid.
         round: Number of the round.
+        scores: Cumulative scores after the rounds before.
 
     Raises:
         OpeningRefusedError: If the policy does not allow these coefficients.
-        ValueError: If the rule cannot work with so few participants.
+        CohortError: If the rule finds nobody to take an update from.
+        ValueError: If the rule cannot work with so few participants, or needs a reference.
     """
     named = {name: weights[name] for name in grids}
+    mixture: Mixture | None = None
+    after: Mapping[str, float] = scores
+    if isinstance(rule, PlaintextRule):
+        coefficients = dict.fromkeys(grids, 1)
+        policy.check(coefficients)
+        updates = {name: PlainVector(layout=layout, values=dequantise(grid, 1, params)) for name, grid in grids.items()}
+        return Combined(aggregate=None, coefficients=coefficients, movement=rule.aggregate(updates), scores=after)
     if rule.needs_gram is True:
-        updates = [PlainVector(layout=layout, values=dequantise(grid, 1, params)) for grid in grids.values()]
-        coefficients = rule.coefficients(named, gram(updates))
+        matrix = gram({name: PlainVector(layout=layout, values=dequantise(grid, 1, params)) for name, grid in grids.items()})
+        if isinstance(rule, CumulativeRule):
+            after, mixture = rule.step(scores, matrix)
+        else:
+            mixture = rule.mixture(named, matrix)
+        coefficients = mixture.coefficients(total=params.weight_sum)
     else:
         coefficients = rule.coefficients(named, total=params.weight_sum)
     policy.check(coefficients)
     total = np.zeros(layout.size, dtype=np.int64)
     for name, grid in grids.items():
         total += coefficients[name] * grid
-    values = PlainVector(layout=layout, values=dequantise(total, sum(coefficients.values()), params))
-    return Aggregate(round=round, vector=values, coefficients=coefficients)
+    mean = PlainVector(layout=layout, values=dequantise(total, sum(coefficients.values()), params))
+    return Combined(
+        aggregate=Aggregate(round=round, vector=mean, coefficients=coefficients),
+        coefficients=coefficients,
+        movement=mean if mixture is None else mixture.moved(mean),
+        scores=after,
+    )
 
 
 class PlaintextRounds:
@@ -68,6 +108,10 @@ class PlaintextRounds:
         consortium: Who trains together, and how.
         trainers: Each client's training, by name.
         initial: Weights from which the run starts.
+
+    Attributes:
+        model: The weights after the rounds so far.
+        scores: Cumulative scores after the rounds so far, for rules that keep some.
     """
 
     def __init__(self, *, consortium: Consortium, trainers: Mapping[str, Trainer], initial: PlainVector) -> None:
@@ -76,8 +120,11 @@ class PlaintextRounds:
         self._weights = {client.name: client.weight for client in consortium.clients}
         self._session = secrets.token_bytes(SESSION_BYTES)
         self.model = initial
+        self.scores: Mapping[str, float] = {}
 
-    def hold(self, number: int, *, selected: Sequence[str], silent: Mapping[str, Stage]) -> tuple[RoundRecord, Aggregate[PlainVector]]:
+    def hold(
+        self, number: int, *, selected: Sequence[str], silent: Mapping[str, Stage]
+    ) -> tuple[RoundRecord, Aggregate[PlainVector] | None]:
         """Holds one round. A client that is silent before its upload, or whose budget does not cover the round, is left out.
 
         Raises:
@@ -103,7 +150,7 @@ class PlaintextRounds:
         if len(grids) < policy.min_clients:
             raise CohortError(f"the policy demands {policy.min_clients} clients, and there are {len(grids)} updates; nothing was summed")
         with clock.phase("sum"):
-            aggregate = combine(
+            combined = combine(
                 grids,
                 layout=self.model.layout,
                 weights=self._weights,
@@ -111,17 +158,19 @@ class PlaintextRounds:
                 policy=policy,
                 params=params,
                 round=number,
+                scores=self.scores,
             )
-        self.model = PlainVector(layout=self.model.layout, values=self.model.values + aggregate.vector.values)
+        self.scores = combined.scores
+        self.model = PlainVector(layout=self.model.layout, values=self.model.values + combined.movement.values)
         record = RoundRecord(
             round=number,
             selected=tuple(selected),
             refused=tuple(refused),
             silent=absent,
             history="",
-            coefficients=aggregate.coefficients,
+            coefficients=combined.coefficients,
             bytes_up={},
             bytes_down={},
             seconds=clock.seconds,
         )
-        return record, aggregate
+        return record, combined.aggregate

@@ -52,7 +52,7 @@ class Site:
             layout=initial.layout,
             start=initial.digest,
             weights={client.name: client.weight for client in consortium.clients},
-            rule=consortium.rule,
+            rule=consortium.session_rule,
             policy=consortium.policy,
         )
         if stored is None:

@@ -14,19 +14,22 @@ The gradients themselves are float32: the other records of a batch can move the 
 """
 
 import copy
-from collections.abc import Callable
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from opacus import GradSampleModule
-from opacus.optimizers.optimizer import DPOptimizer, _check_processed_flag, _mark_as_processed
+from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
+from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
 from torch import nn
 
 from privfed.data.samples import Samples
 from privfed.errors import LayoutMismatchError, UnsupportedDataError, UnsupportedModelError
+from privfed.training.gradients import BookKeeping, ClippedGradients, ReluNetworkBookKeeping, clip_factors, linear_layers, relu_network, zero_broken
 from privfed.training.loss import PerSampleLoss, check_loss, perturbed_copy, synthetic_records
 from privfed.training.mechanism import GRID_FRACTION, DpSgd, NonPrivate, TrainingMechanism, TrainingResult
-from privfed.training.model import check_model, layout_of, load_values, trainable_parameters, values_of
+from privfed.training.model import check_model, join_parameters, layout_of, load_values, trainable_parameters, values_of
 from privfed.training.objective import Correction, add_correction, flat
 from privfed.training.randomness import OperatingSystemRandomness, Randomness
 from privfed.training.sgd import descend
@@ -38,55 +41,112 @@ _GRADIENT_TOLERANCE = 1e-3
 _ROWS_AT_ONCE = 32
 
 
-class _NoisingOptimizer(DPOptimizer):
-    """Opacus' optimizer with the clipped sum in float64 and noise from the given randomness."""
+class _NoisingOptimizer(DPOptimizerFastGradientClipping):
+    """Opacus' optimizer on one vector of weights, with noise from the given randomness, in float64, rounded to a grid."""
 
-    def __init__(self, parameters: list[nn.Parameter], *, mechanism: DpSgd, randomness: Randomness) -> None:
+    def __init__(self, weights: nn.Parameter, *, mechanism: DpSgd, randomness: Randomness) -> None:
         super().__init__(
-            torch.optim.SGD(parameters, lr=mechanism.learning_rate),
+            torch.optim.SGD([weights], lr=mechanism.learning_rate),
             noise_multiplier=mechanism.noise_multiplier,
             max_grad_norm=mechanism.max_grad_norm,
             expected_batch_size=mechanism.expected_batch_size,
         )
         self.randomness = randomness
-        self.zeroed_gradients = 0
 
-    def clip_and_accumulate(self) -> None:
-        """Sums the gradients of the batch, each scaled to a norm of at most max_grad_norm over all parameters together."""
-        parameters: list[Any] = self.params  # Any, because Opacus hangs its results on them as attributes
-        for parameter in parameters:
-            _check_processed_flag(parameter.grad_sample)
-            parameter.summed_grad = torch.zeros_like(parameter, dtype=torch.float64)
-        for grad_samples in zip(*(self._get_flat_grad_sample(parameter).split(_ROWS_AT_ONCE) for parameter in parameters), strict=True):
-            self._clip_and_add(parameters, [grad_sample.double() for grad_sample in grad_samples])
-        for parameter in parameters:
-            _mark_as_processed(parameter.grad_sample)
-
-    def _clip_and_add(self, parameters: list[Any], grad_samples: list[torch.Tensor]) -> None:
-        rows = [grad.reshape(len(grad), parameter.numel()) for grad, parameter in zip(grad_samples, parameters, strict=True)]
-        norms = torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]).norm(dim=0)
-        broken = ~torch.isfinite(norms)
-        if broken.any():
-            # Scaling by zero would not do: zero times NaN is NaN.
-            norms[broken] = 0.0
-            for row in rows:
-                row[broken] = 0.0
-            self.zeroed_gradients += int(broken.sum())
-        factors = self.max_grad_norm / norms.clamp(min=self.max_grad_norm)
-        for parameter, row in zip(parameters, rows, strict=True):
-            parameter.summed_grad += (factors @ row).view_as(parameter)
+    def accumulate(self) -> None:
+        """Does nothing: `summed_grad` is the whole batch already."""
 
     def add_noise(self) -> None:
-        """Adds the noise to the sums, in float64, and rounds to the grid before anything is done with the result."""
-        parameters: list[Any] = self.params
-        sizes = [parameter.numel() for parameter in parameters]
-        noise = torch.from_numpy(self.randomness.normal(sum(sizes))) * (self.noise_multiplier * self.max_grad_norm)
+        """Adds the noise to the sum, in float64, and rounds to the grid before anything is done with the result."""
+        weights: Any = self.params[0]  # Any, because Opacus hangs its results on it as attributes
+        _check_processed_flag(weights.summed_grad)
+        noise = torch.from_numpy(self.randomness.normal(weights.numel())).mul_(self.noise_multiplier * self.max_grad_norm)
         grid = GRID_FRACTION * self.max_grad_norm
-        for parameter, part in zip(parameters, noise.split(sizes), strict=True):
-            _check_processed_flag(parameter.summed_grad)
-            noised = parameter.summed_grad + part.view_as(parameter)
-            parameter.grad = (torch.round(noised / grid) * grid).to(parameter.dtype)
-            _mark_as_processed(parameter.summed_grad)
+        weights.grad = noise.add_(weights.summed_grad).div_(grid).round_().mul_(grid).to(weights.dtype)
+        _mark_as_processed(weights.summed_grad)
+
+
+class _HookedGradients(BookKeeping):
+    """For any model: Opacus' hooks write down the gradient of each record of a pass, at all layers that book-keeping cannot serve."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layers: Sequence[nn.Linear],
+        parameters: Sequence[nn.Parameter],
+        loss: PerSampleLoss,
+        max_grad_norm: float,
+    ) -> None:
+        super().__init__(model, layers=layers, parameters=parameters, loss=loss, max_grad_norm=max_grad_norm)
+        served = [parameter for layer in layers for parameter in layer.parameters()]
+        for parameter in served:
+            parameter.requires_grad_(requires_grad=False)  # Opacus hooks what is trained
+        self._model = GradSampleModule(model, loss_reduction="sum")
+        # Opacus wants each layer to be gone through, and not the sums of gradients that torch would compute on the way.
+        own = ([own for own in layer.parameters(recurse=False) if own.requires_grad] for layer in model.modules())
+        self._smallest = [min(trained, key=nn.Parameter.numel) for trained in own if trained]
+        # Any, because Opacus hangs its results on them as attributes.
+        self._hooked: list[tuple[int, Any]] = [
+            (index, parameter) for index, parameter in enumerate(parameters) if parameter.requires_grad
+        ]
+        for parameter in served:
+            parameter.requires_grad_()
+
+    @property
+    def numbers_per_record(self) -> int:
+        return super().numbers_per_record + 2 * sum(self._sizes[index] for index, _ in self._hooked)
+
+    def of_records(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        inputs, derivatives, hooked = self._run_hooked(features, labels)
+        rows = self._write_down(inputs, derivatives)
+        for (index, _), row in zip(self._hooked, hooked, strict=True):
+            rows[index] = row
+        return torch.cat(rows, dim=1)
+
+    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> int:
+        inputs, derivatives, hooked = self._run_hooked(features, labels)
+        inputs, derivatives = ([tensor.double() for tensor in tensors] for tensors in (inputs, derivatives))
+        sums = total.split(self._sizes)
+        norms = self._squared_norms(inputs, derivatives) if inputs else torch.zeros(len(features), dtype=torch.float64)
+        zeroed = 0
+        for at_once in torch.arange(len(features)).split(_ROWS_AT_ONCE):
+            here = slice(int(at_once[0]), int(at_once[-1]) + 1)
+            rows = [row[here].double() for row in hooked]
+            of_rows = torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]).square_().sum(dim=0)
+            norms[here].add_(of_rows).sqrt_()
+            zeroed += zero_broken(norms[here], [*rows, *(tensor[here] for tensor in (*inputs, *derivatives))])
+            factors = clip_factors(norms[here], max_grad_norm=self.max_grad_norm)
+            for (index, _), row in zip(self._hooked, rows, strict=True):
+                sums[index].addmv_(row.T, factors)
+        self._add_products(inputs, derivatives, clip_factors(norms, max_grad_norm=self.max_grad_norm), sums)
+        return zeroed
+
+    def _run_hooked(
+        self, features: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], list[torch.Tensor]]:
+        """As `_run`, and the gradients of each record at the hooked parameters, one tensor of shape (records, numel) each."""
+        with warnings.catch_warnings():
+            # Torch would have the features require a gradient, but to a first layer of convolutions that is a third of the work.
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            loss, inputs, outputs = self._forward(features, labels)
+            derivatives = torch.autograd.grad(loss, [*outputs, *self._smallest])[: len(outputs)]
+        rows = [parameter.grad_sample for _, parameter in self._hooked]
+        for _, parameter in self._hooked:
+            parameter.grad_sample = None
+        if any(not isinstance(row, torch.Tensor) or len(row) != len(features) for row in rows):
+            raise UnsupportedModelError("a layer of the model has no gradient per record; no update was made")
+        return inputs, derivatives, [row.flatten(start_dim=1) if row.ndim > 1 else row[:, None] for row in rows]
+
+
+def _clipped_gradients(model: nn.Module, *, loss: PerSampleLoss, max_grad_norm: float, inputs: int) -> ClippedGradients:
+    """The cheapest way to the clipped sums of this model; it stays hooked to the model."""
+    layers = linear_layers(model, features=synthetic_records(inputs)[0])
+    parameters = list(trainable_parameters(model).values())
+    kind = _HookedGradients
+    if len(parameters) == sum(len(list(layer.parameters())) for layer in layers):
+        kind = ReluNetworkBookKeeping if relu_network(model) and len(model) == 2 * len(layers) - 1 else BookKeeping
+    return kind(model, layers=layers, parameters=parameters, loss=loss, max_grad_norm=max_grad_norm)
 
 
 def check(module: nn.Module, start: PlainVector, samples: Samples, *, mechanism: TrainingMechanism, loss: PerSampleLoss) -> None:
@@ -113,7 +173,7 @@ def check(module: nn.Module, start: PlainVector, samples: Samples, *, mechanism:
     inputs = samples.features.shape[1]
     check_loss(module, loss, inputs=inputs, labels=samples.labels)
     if isinstance(mechanism, DpSgd):
-        _check_gradients(module, loss, inputs=inputs)
+        _check_gradients(module, loss, mechanism=mechanism, inputs=inputs)
 
 
 def train(
@@ -178,53 +238,48 @@ def _descend_privately(
     randomness: Randomness,
 ) -> int:
     """Trains a model in place and returns how many gradients were zeroed for being NaN or infinite."""
-    parameters: list[Any] = list(trainable_parameters(model).values())
-    start = flat(parameters)
-    wrapped = GradSampleModule(model, loss_reduction="sum")
-    optimizer = _NoisingOptimizer(parameters, mechanism=mechanism, randomness=randomness)
-    for _ in range(mechanism.steps):
-        batch = torch.from_numpy(randomness.poisson_sample(len(labels), sample_rate=mechanism.sample_rate))
-        optimizer.zero_grad()
-        if len(batch):
-            _backward(wrapped, features[batch], labels[batch], loss)
-        else:
-            for parameter in parameters:
-                parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))
+    weights: Any = join_parameters(model)  # Any, because Opacus hangs its results on it as attributes
+    start = flat([weights])
+    gradients = _clipped_gradients(model, loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=features.shape[1])
+    optimizer = _NoisingOptimizer(weights, mechanism=mechanism, randomness=randomness)
+    zeroed = 0
+    for indices in randomness.poisson_batches(len(labels), sample_rate=mechanism.sample_rate, steps=mechanism.steps):
+        batch = torch.from_numpy(indices)
+        weights.summed_grad, broken = gradients.sum(features.index_select(0, batch), labels.index_select(0, batch))
+        zeroed += broken
         optimizer.pre_step()
         if correction is not None:
-            add_correction(parameters, start, correction)
+            add_correction([weights], start, correction)
         optimizer.original_optimizer.step()
-    return optimizer.zeroed_gradients
+    return zeroed
 
 
-def _backward(wrapped: Callable[[torch.Tensor], Any], features: torch.Tensor, labels: torch.Tensor, loss: PerSampleLoss) -> None:
-    # With a gradient for the features, torch runs the hooks of the first layer without a warning.
-    loss(wrapped(features.requires_grad_()), labels).sum().backward()
-
-
-def _check_gradients(module: nn.Module, loss: PerSampleLoss, *, inputs: int) -> None:
-    """Compares Opacus' gradient of each made-up record with the gradient of that record alone."""
+def _check_gradients(module: nn.Module, loss: PerSampleLoss, *, mechanism: DpSgd, inputs: int) -> None:
+    """Compares the gradients of made-up records, as training computes and sums them, with the gradient of each record alone."""
     plain, model = perturbed_copy(module), perturbed_copy(module)
     features, labels = synthetic_records(inputs)
     try:
-        _backward(GradSampleModule(model, loss_reduction="sum"), features, labels, loss)
-    except (NotImplementedError, RuntimeError, ValueError) as error:
+        gradients = _clipped_gradients(model, loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=inputs)
+        rows = gradients.of_records(features, labels)
+        total, _ = gradients.sum(features, labels)
+    except (NotImplementedError, RuntimeError, ValueError, UnsupportedModelError) as error:
         raise UnsupportedModelError(
-            "Opacus cannot compute a gradient per record of this model; use inplace=False in all layers, and layers that treat every "
-            "record by itself; nothing was trained"
+            "there is no gradient per record of this model; use inplace=False in all layers, every layer of the model, and layers that "
+            "treat every record by itself; nothing was trained"
         ) from error
-    wrong = UnsupportedModelError(
-        "Opacus' gradient of a record is not the gradient of that record alone: a parameter is used outside its layer, or the model "
-        "mixes records; nothing was trained"
-    )
-    grad_samples = [getattr(parameter, "grad_sample", None) for parameter in trainable_parameters(model).values()]
     parameters = list(trainable_parameters(plain).values())
+    alone = torch.zeros_like(rows)
     for index in range(len(labels)):
-        record_loss = loss(plain(features[index : index + 1].detach()), labels[index : index + 1]).sum()
-        alone = torch.autograd.grad(record_loss, parameters, allow_unused=True, materialize_grads=True)
-        norm = float(torch.cat([gradient.reshape(-1) for gradient in alone]).norm())
-        for grad_sample, gradient in zip(grad_samples, alone, strict=True):
-            if not isinstance(grad_sample, torch.Tensor) or grad_sample.shape != (len(labels), *gradient.shape):
-                raise wrong
-            if not float((grad_sample[index] - gradient).norm()) <= _GRADIENT_TOLERANCE * norm:
-                raise wrong
+        record_loss = loss(plain(features[index : index + 1]), labels[index : index + 1]).sum()
+        parts = torch.autograd.grad(record_loss, parameters, allow_unused=True, materialize_grads=True)
+        alone[index] = torch.cat([part.reshape(-1) for part in parts])
+    norms = torch.linalg.vector_norm(alone, dim=1)
+    expected = clip_factors(norms.double(), max_grad_norm=mechanism.max_grad_norm) @ alone.double()
+    if (
+        not (torch.linalg.vector_norm(rows - alone, dim=1) <= _GRADIENT_TOLERANCE * norms).all()
+        or not float((total - expected).norm()) <= _GRADIENT_TOLERANCE * len(labels) * mechanism.max_grad_norm
+    ):
+        raise UnsupportedModelError(
+            "the gradient of a record in a batch is not the gradient of that record alone: a parameter is used outside its layer, or the "
+            "model mixes records; nothing was trained"
+        )

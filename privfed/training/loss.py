@@ -47,7 +47,7 @@ def binary_cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.T
         ValueError: If the outputs have another shape.
         UnsupportedDataError: If there is another label than 0 and 1.
     """
-    return BinaryCrossEntropy(positive_weight=1.0)(outputs, labels)
+    return _UNWEIGHTED(outputs, labels)
 
 
 def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -91,16 +91,19 @@ class BinaryCrossEntropy:
         if outputs.shape not in (labels.shape, (*labels.shape, 1)):
             raise ValueError(f"expected one output per record, of shape (batch,) or (batch, 1), got {tuple(outputs.shape)}")
         _check_labels(labels, classes=2)
-        return functional.binary_cross_entropy_with_logits(
-            outputs.reshape(labels.shape),
-            labels.to(outputs.dtype),
-            reduction="none",
-            pos_weight=outputs.new_tensor(self.positive_weight),
-        )
+        positive = labels.to(outputs.dtype)
+        losses = functional.binary_cross_entropy_with_logits(outputs.reshape(labels.shape), positive, reduction="none")
+        return losses if self.positive_weight == 1.0 else losses * (1.0 + (self.positive_weight - 1.0) * positive)
+
+
+_UNWEIGHTED = BinaryCrossEntropy(positive_weight=1.0)
 
 
 def _check_labels(labels: torch.Tensor, *, classes: int) -> None:
-    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+    if not len(labels):
+        return
+    least, most = labels.aminmax()
+    if int(least) < 0 or int(most) >= classes:
         raise UnsupportedDataError(f"expected labels from 0 to {classes - 1}, got another one; nothing was trained")
 
 

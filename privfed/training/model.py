@@ -53,6 +53,19 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
+def join_parameters(module: nn.Module) -> nn.Parameter:
+    """Moves the trainable parameters of a module into one vector, of which they become views: who moves one, moves the other.
+
+    Returns:
+        The vector, of shape (size,), in the order of the layout.
+    """
+    parameters = list(trainable_parameters(module).values())
+    joined = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
+    for parameter, part in zip(parameters, joined.detach().split([parameter.numel() for parameter in parameters]), strict=True):
+        parameter.data = part.view_as(parameter)
+    return joined
+
+
 def layout_of(module: nn.Module) -> Layout:
     """Names and shapes of the trainable parameters. Public.
 

@@ -6,11 +6,17 @@ Neither torch's nor numpy's generators will do: they are seeded by people, predi
 import math
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar, final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
+
+
+# Drawn ahead: a small share of the memory of a training, and by then the cost of a call no longer shows.
+_MOST_BATCHES = 64
+_MOST_INDICES = 2**16
 
 
 def _encryptor(key: bytes) -> CipherContext:
@@ -33,42 +39,72 @@ class Randomness(ABC):
 
     def _uniform(self, count: int) -> NDArray[np.float64]:
         """Uniform multiples of 2^-53 from 2^-53 to 1, of shape (count,); never zero, so that a logarithm is finite."""
-        words = np.frombuffer(self._stream(8 * count), dtype=np.uint64)
-        return ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
+        words = np.frombuffer(self._stream(8 * count), dtype=np.uint64) >> np.uint64(11)
+        words += np.uint64(1)
+        uniform = words.astype(np.float64)
+        uniform *= 2.0**-53
+        return uniform
 
     def normal(self, count: int) -> NDArray[np.float64]:
         """Independent standard normal numbers of shape (count,), float64 (Box and Muller, 1958). None exceeds 8.6 in size."""
         pairs = (count + 1) // 2
         uniform = self._uniform(2 * pairs)
-        radius = np.sqrt(-2.0 * np.log(uniform[:pairs]))
-        angle = 2.0 * math.pi * uniform[pairs:]
-        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+        radius, angle = uniform[:pairs], uniform[pairs:]
+        np.log(radius, out=radius)
+        radius *= -2.0
+        np.sqrt(radius, out=radius)
+        # Sine and cosine from the tangent of half the angle: one slow function instead of two, exact to the last bits.
+        angle *= math.pi
+        tangent = np.tan(angle, out=angle)
+        square = tangent * tangent
+        radius /= 1.0 + square
+        tangent *= radius
+        tangent *= 2.0
+        radius *= 1.0 - square
+        return uniform[:count]
 
-    def poisson_sample(self, records: int, *, sample_rate: float) -> NDArray[np.int64]:
-        """Sorted indices of a batch that each record enters with probability `sample_rate`, independently of all others.
+    def poisson_batches(self, records: int, *, sample_rate: float, steps: int) -> Iterator[NDArray[np.int64]]:
+        """Batches that each record enters with probability `sample_rate`, independently of all records and of all other batches.
 
-        The distances between successive members are geometric, so the work grows with the batch and not with the table.
+        The batches of several steps are drawn at once. A process that is forked between two of them draws its own.
 
         Args:
             records: Number of records to choose from. Private; it bounds the indices and nothing else.
             sample_rate: From 0 (exclusive) to 1. Public.
+            steps: Number of batches. Public.
 
-        Returns:
-            Indices of shape (batch,), possibly none. Private.
+        Yields:
+            Sorted indices of shape (batch,), possibly none. Private.
+        """
+        at_once = max(1, min(steps, _MOST_BATCHES, int(_MOST_INDICES / (records * sample_rate + 1))))
+        drawn: list[NDArray[np.int64]] = []
+        process = os.getpid()
+        for _ in range(steps):
+            if not drawn or os.getpid() != process:
+                drawn, process = self._batches(records, sample_rate=sample_rate, count=at_once), os.getpid()
+            yield drawn.pop()
+
+    def _batches(self, records: int, *, sample_rate: float, count: int) -> list[NDArray[np.int64]]:
+        """So many batches: all records once per batch in one line, of which each place is taken independently.
+
+        The distances between places taken in succession are geometric, so the work grows with the batches and not with the table.
         """
         if sample_rate == 1:
-            return np.arange(records, dtype=np.int64)
-        expected = records * sample_rate
+            return [np.arange(records, dtype=np.int64)] * count
+        places = records * count
+        expected = places * sample_rate
         draws = int(expected + 6 * math.sqrt(expected)) + 16
-        members: list[NDArray[np.int64]] = []
+        taken: list[NDArray[np.int64]] = []
         last = -1.0
-        while last < records:
+        while last < places:
             with np.errstate(over="ignore"):  # at the smallest rates a gap is infinite, which is past the end as well
                 gaps = np.floor(np.log(self._uniform(draws)) / math.log1p(-sample_rate)) + 1.0
                 positions = last + np.cumsum(gaps)
-            members.append(positions[positions < records].astype(np.int64))
+            taken.append(positions[positions < places].astype(np.int64))
             last = float(positions[-1])
-        return np.concatenate(members)
+        line = np.concatenate(taken)
+        starts = records * np.arange(count)
+        return [part - start for part, start in zip(np.split(line, np.searchsorted(line, starts[1:])), starts, strict=True)]
 
 
 @final

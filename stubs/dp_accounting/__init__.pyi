@@ -1,11 +1,10 @@
-# The part of dp-accounting 0.6 that privfed.dp.accounting uses.
-class DpEvent: ...
+# The part of dp-accounting 0.6 that privfed.dp uses.
+from enum import Enum
 
-class GaussianDpEvent(DpEvent):
-    def __init__(self, noise_multiplier: float) -> None: ...
-
-class PoissonSampledDpEvent(DpEvent):
-    def __init__(self, sampling_probability: float, event: DpEvent) -> None: ...
+class NeighboringRelation(Enum):
+    ADD_OR_REMOVE_ONE = 1
+    REPLACE_ONE = 2
+    REPLACE_SPECIAL = 3
 
 def get_epsilon_gaussian(sigma: float, delta: float, tol: float = ...) -> float: ...
 def get_sigma_gaussian(epsilon: float, delta: float, tol: float = ...) -> float: ...

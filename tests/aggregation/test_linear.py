@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privfed.aggregation.linear import integer_weights, weighted_sum_plain
+from privfed.aggregation.linear import apportion, integer_weights, weighted_sum_plain
 from privfed.errors import LayoutMismatchError
 from privfed.update import Layout, PlainVector
 
@@ -119,3 +119,47 @@ def test_the_plain_sum_refuses_mixed_layouts() -> None:
 def test_the_plain_sum_refuses_an_overflow() -> None:
     with pytest.raises(ValueError, match="finite"):
         weighted_sum_plain([vector(1.7e308), vector(1.7e308)], [1, 1])
+
+
+REALS = st.dictionaries(NAMES, st.floats(0.0, 1e6), min_size=1, max_size=20).filter(lambda weights: any(weights.values()))
+
+
+@given(REALS)
+def test_what_a_rule_computed_is_apportioned_within_its_stated_error(weights: dict[str, float]) -> None:
+    coefficients = apportion(weights, total=TOTAL)
+    whole = sum(map(Fraction, weights.values()))
+    bound = Fraction(1, TOTAL) + Fraction(len(weights), 2**24)
+    for name, weight in weights.items():
+        assert abs(Fraction(coefficients[name], sum(coefficients.values())) - Fraction(weight) / whole) < bound
+        assert coefficients[name] >= 0
+    assert list(coefficients) == list(weights)
+
+
+@given(REALS, st.randoms(use_true_random=False))
+def test_apportioning_does_not_depend_on_the_order(weights: dict[str, float], random: object) -> None:
+    names = list(weights)
+    random.shuffle(names)
+    assert apportion({name: weights[name] for name in names}, total=TOTAL) == apportion(weights, total=TOTAL)
+
+
+def test_last_digits_of_a_processor_do_not_change_a_coefficient() -> None:
+    # Three equal shares of 4096: the odd ones go by name, and not to whoever is 1e-16 ahead.
+    third = 1 / 3
+    digits = {"a": math.nextafter(third, 0), "b": third, "c": math.nextafter(third, 1)}
+    assert apportion(digits, total=TOTAL) == apportion(dict.fromkeys("abc", third), total=TOTAL) == {"a": 1366, "b": 1365, "c": 1365}
+
+
+def test_integers_of_a_rule_stay_as_they_are() -> None:
+    assert apportion({"a": 1.0, "b": 0.0, "c": 1}, total=TOTAL) == {"a": 1, "b": 0, "c": 1}
+    assert apportion({"a": 3.0, "b": 1.0}, total=2) == {"a": 2, "b": 0}  # quotas 1.5 and 0.5: the odd one goes by name
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": -1.0, "b": 2.0}, {"a": math.nan}, {"a": math.inf}])
+def test_what_is_no_weight_is_not_apportioned(weights: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="expected finite weights from 0"):
+        apportion(weights, total=TOTAL)
+
+
+def test_a_total_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="a total of at least 1"):
+        apportion({"a": 1.0}, total=0)

@@ -1,80 +1,27 @@
-import inspect
-from collections.abc import Mapping
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privfed.aggregation import rules
-from privfed.aggregation.gram import gram
-from privfed.aggregation.rules import FedAvg, MultiKrum, Rule
+from privfed.aggregation.gram import Gram, gram
+from privfed.aggregation.robust import GeometricMedian
+from privfed.aggregation.rules import FedAvg, MultiKrum, NearestNeighbourMixing
 from privfed.update import Layout, PlainVector
 
-CLIENTS = 7
-RULES = (FedAvg(), MultiKrum(byzantine=2, keep=3), MultiKrum(byzantine=0, keep=1))
-every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
-
-def products(rows: np.ndarray) -> np.ndarray:
+def matrix_of(rows: np.ndarray, names: str | list[str] | None = None, **noise: float) -> Gram:
     layout = Layout(names=("w",), shapes=((rows.shape[1],),))
-    return gram([PlainVector(layout=layout, values=row) for row in rows])
+    labels = names or [f"c{index:02}" for index in range(len(rows))]
+    updates = {name: PlainVector(layout=layout, values=row) for name, row in zip(labels, rows, strict=True)}
+    return gram(updates, noise_energy={name: noise.get(name, 0.0) for name in updates} if noise else None)
 
 
-def apply(rule: Rule, weights: Mapping[str, float], rows: np.ndarray) -> dict[str, int]:
-    if rule.needs_gram is True:
-        return rule.coefficients(weights, products(rows))
-    return rule.coefficients(weights, total=4096)
+def equal_weights(matrix: Gram) -> dict[str, float]:
+    return dict.fromkeys(matrix.names, 1.0)
 
 
-def some_clients(seed: int = 0) -> tuple[dict[str, float], np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {f"c{index}": float(rng.uniform(1, 5)) for index in range(CLIENTS)}, rng.normal(size=(CLIENTS, 12))
-
-
-def test_no_rule_escapes_this_suite() -> None:
-    classes = [value for _, value in inspect.getmembers(rules, inspect.isclass) if value.__module__ == rules.__name__]
-    defined = {value for value in classes if not getattr(value, "_is_protocol", False)}
-    assert defined == {type(rule) for rule in RULES}
-
-
-def test_names_hold_every_parameter() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES)
-    assert MultiKrum(byzantine=1, keep=2).name != MultiKrum(byzantine=2, keep=1).name
-
-
-@every_rule
-def test_coefficients_are_integers_for_every_client_and_some_are_positive(rule: Rule) -> None:
-    weights, rows = some_clients()
-    coefficients = apply(rule, weights, rows)
-    assert list(coefficients) == list(weights)
-    assert all(type(coefficient) is int and coefficient >= 0 for coefficient in coefficients.values())
-    assert any(coefficients.values())
-
-
-@every_rule
-@pytest.mark.parametrize("seed", range(5))
-def test_a_permutation_of_the_clients_permutes_the_coefficients(rule: Rule, seed: int) -> None:
-    weights, rows = some_clients(seed)
-    order = np.random.default_rng(seed + 100).permutation(CLIENTS)
-    names = [list(weights)[index] for index in order]
-    assert apply(rule, {name: weights[name] for name in names}, rows[order]) == apply(rule, weights, rows)
-
-
-@every_rule
-@pytest.mark.parametrize("scale", [2.0**-30, 8.0])
-def test_a_common_scale_of_the_updates_changes_nothing(rule: Rule, scale: float) -> None:
-    weights, rows = some_clients()
-    assert apply(rule, weights, rows * scale) == apply(rule, weights, rows)
-
-
-@every_rule
-def test_arguments_are_not_changed(rule: Rule) -> None:
-    weights, rows = some_clients()
-    weights_before, rows_before = dict(weights), rows.copy()
-    apply(rule, weights, rows)
-    assert weights == weights_before
-    np.testing.assert_array_equal(rows, rows_before)
+def kept(rule: MultiKrum, matrix: Gram) -> list[str]:
+    return [name for name, weight in rule.mixture(equal_weights(matrix), matrix).weights.items() if weight]
 
 
 def test_fedavg_follows_the_weights() -> None:
@@ -95,9 +42,9 @@ def test_multikrum_keeps_what_the_definition_keeps(seed: int, byzantine: int, da
     count = data.draw(st.integers(2 * byzantine + 3, 12))
     keep = data.draw(st.integers(1, count - byzantine))
     rows = np.random.default_rng(seed).normal(size=(count, 5))  # ties have probability zero
-    names = [f"c{index:02}" for index in range(count)]
-    coefficients = MultiKrum(byzantine=byzantine, keep=keep).coefficients(dict.fromkeys(names, 1.0), products(rows))
-    assert {index for index, name in enumerate(names) if coefficients[name]} == krum_by_definition(rows, byzantine=byzantine, keep=keep)
+    matrix = matrix_of(rows)
+    chosen = kept(MultiKrum(byzantine=byzantine, keep=keep), matrix)
+    assert {matrix.names.index(name) for name in chosen} == krum_by_definition(rows, byzantine=byzantine, keep=keep)
 
 
 @pytest.mark.parametrize("attack", [1e6, -1e6, 30.0])
@@ -105,51 +52,74 @@ def test_multikrum_keeps_no_far_attacker_even_when_the_attackers_agree(attack: f
     rng = np.random.default_rng(3)
     rows = rng.normal(size=(9, 20))
     rows[[1, 4, 7]] = attack
-    coefficients = MultiKrum(byzantine=3, keep=6).coefficients({f"c{index}": 1.0 for index in range(9)}, products(rows))
-    assert coefficients == {f"c{index}": int(index not in (1, 4, 7)) for index in range(9)}
+    matrix = matrix_of(rows)
+    weights = MultiKrum(byzantine=3, keep=6).mixture(equal_weights(matrix), matrix).coefficients(total=4096)
+    assert weights == {f"c{index:02}": int(index not in (1, 4, 7)) for index in range(9)}
 
 
 def test_attackers_beyond_the_declared_number_do_win() -> None:
     # The positive control of the test above: five of nine that agree are the nearest neighbours of each other.
     rows = np.random.default_rng(3).normal(size=(9, 20))
     rows[[0, 1, 2, 3, 4]] = 1e6
-    coefficients = MultiKrum(byzantine=3, keep=5).coefficients({f"c{index}": 1.0 for index in range(9)}, products(rows))
-    assert [name for name, coefficient in coefficients.items() if coefficient] == ["c0", "c1", "c2", "c3", "c4"]
-
-
-def test_weights_buy_no_influence_in_multikrum() -> None:
-    weights, rows = some_clients()
-    rule = MultiKrum(byzantine=2, keep=3)
-    assert apply(rule, weights, rows) == apply(rule, weights | {"c0": 1e9}, rows)
+    assert kept(MultiKrum(byzantine=3, keep=5), matrix_of(rows)) == ["c00", "c01", "c02", "c03", "c04"]
 
 
 def test_equal_scores_go_to_the_names_that_sort_first() -> None:
-    rows = np.ones((5, 3))
-    coefficients = MultiKrum(byzantine=1, keep=2).coefficients(dict.fromkeys("edcba", 1.0), products(rows))
-    assert coefficients == {"e": 0, "d": 0, "c": 0, "b": 1, "a": 1}
+    assert kept(MultiKrum(byzantine=1, keep=2), matrix_of(np.ones((5, 3)), "edcba")) == ["b", "a"]
 
 
-def test_too_few_clients_for_the_attackers_are_refused_with_the_bound() -> None:
-    with pytest.raises(ValueError, match=r"MultiKrum\(byzantine=1, keep=3\) needs at least 5 clients, got 4"):
-        MultiKrum(byzantine=1, keep=3).coefficients(dict.fromkeys("abcd", 1.0), np.eye(4))
-
-
-def test_keeping_more_updates_than_honest_clients_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs at least 6 clients, got 5"):
-        MultiKrum(byzantine=1, keep=5).coefficients(dict.fromkeys("abcde", 1.0), np.eye(5))
-
-
-@pytest.mark.parametrize(
-    "matrix",
-    [np.eye(4), np.ones(5), np.full((5, 5), np.nan), np.diag([1.0, 1, 1, 1, np.inf]), np.triu(np.ones((5, 5))), np.eye(5) * 1e308],
-    ids=["other size", "vector", "NaN", "infinity", "not symmetric", "distances overflow"],
-)
-def test_nothing_is_scored_on_a_matrix_that_is_not_a_finite_gram_matrix(matrix: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"expected a .*Gram matrix"):
-        MultiKrum(byzantine=1, keep=2).coefficients(dict.fromkeys("abcde", 1.0), matrix)
-
-
-@pytest.mark.parametrize(("byzantine", "keep"), [(-1, 1), (0, 0)])
-def test_parameters_out_of_range_are_refused(byzantine: int, keep: int) -> None:
+def test_keeping_nobody_is_refused() -> None:
     with pytest.raises(ValueError, match="expected byzantine from 0 and keep from 1"):
-        MultiKrum(byzantine=byzantine, keep=keep)
+        MultiKrum(byzantine=0, keep=0)
+
+
+def test_multikrum_does_not_prefer_a_client_for_its_declared_noise_nor_for_leaving_it_out() -> None:
+    # Eight honest clients differ in the noise that they declare and add; two attackers add none and stand apart.
+    rng = np.random.default_rng(4)
+    size, noise = 40_000, [0.0, 30.0] * 4
+    rows = np.zeros((10, size))
+    rows[:8] = 1 / np.sqrt(size) + rng.normal(size=(8, size)) * np.sqrt(np.array(noise) / size)[:, np.newaxis]
+    rows[8:] = -1 / np.sqrt(size)
+    declared = {f"c{index:02}": energy for index, energy in enumerate(noise)}
+    rule = MultiKrum(byzantine=2, keep=8)
+    assert kept(rule, matrix_of(rows, **declared)) == [f"c{index:02}" for index in range(8)]
+    assert kept(rule, matrix_of(rows)) != [f"c{index:02}" for index in range(8)]  # without de-biasing the noisy ones are far away
+
+
+def mixing_by_definition(rows: np.ndarray, *, byzantine: int) -> np.ndarray:
+    """Allouah et al., 2023, algorithm 2: the mean of the n - f nearest, itself among them."""
+    near = [np.argsort(((rows - row) ** 2).sum(axis=1), kind="stable")[: len(rows) - byzantine] for row in rows]
+    return np.stack([rows[rows_near].mean(axis=0) for rows_near in near])
+
+
+@given(st.integers(0, 10_000), st.integers(0, 3))
+def test_mixing_hands_the_mixed_updates_to_its_rule(seed: int, byzantine: int) -> None:
+    rows = np.random.default_rng(seed).normal(size=(9, 5))
+    mixed = mixing_by_definition(rows, byzantine=byzantine)
+    inner = GeometricMedian()
+    mixed_matrix = matrix_of(mixed)
+    expected = np.array(list(inner.mixture(equal_weights(mixed_matrix), mixed_matrix).shares.values())) @ mixed
+    matrix = matrix_of(rows)
+    shares = NearestNeighbourMixing(byzantine=byzantine, rule=inner).mixture(equal_weights(matrix), matrix).shares
+    # The shares are the fixed point of an iteration that stops at a change of 1e-10; rows have norms below 10.
+    np.testing.assert_allclose(np.array(list(shares.values())) @ rows, expected, atol=1e-7)
+
+
+def test_mixing_takes_declared_noise_out_before_it_mixes() -> None:
+    rng = np.random.default_rng(5)
+    size, energy = 40_000, 9.0
+    signal = rng.normal(size=(7, 3)) @ np.linalg.qr(rng.normal(size=(size, 3)))[0].T
+    noisy = signal + rng.normal(size=signal.shape) * np.sqrt(energy / size)
+    rule = NearestNeighbourMixing(byzantine=2, rule=GeometricMedian(smoothing=0.1))
+    clean, de_biased = matrix_of(signal), matrix_of(noisy, **{f"c{index:02}": energy for index in range(7)})
+    expected = np.array(list(rule.mixture(equal_weights(clean), clean).shares.values()))
+    got = np.array(list(rule.mixture(equal_weights(de_biased), de_biased).shares.values()))
+    blind = np.array(list(rule.mixture(equal_weights(clean), matrix_of(noisy)).shares.values()))
+    assert np.abs(got - expected).max() < np.abs(blind - expected).max()
+
+
+def test_mixing_needs_a_reference_where_its_rule_does() -> None:
+    assert not NearestNeighbourMixing(byzantine=1, rule=GeometricMedian()).needs_reference
+    from privfed.aggregation.robust import FLTrust
+
+    assert NearestNeighbourMixing(byzantine=1, rule=FLTrust()).needs_reference

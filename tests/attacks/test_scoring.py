@@ -14,6 +14,7 @@ from privfed.attacks.scoring import (
     check_certificates,
     interval,
     marginal_rows,
+    match_rows,
     mean_rows,
     nearest_rows,
     score_rows,
@@ -51,6 +52,16 @@ def test_cells_are_counted_by_kind() -> None:
     rows[1, 1:4] = [0, 0.4, 0.6]
     assert score(rows) == RowScore(rows=0.5, cells=10 / 12, continuous=7 / 8, categorical=3 / 4)
     assert score(rows, tolerance=0.021) == RowScore(rows=3 / 4, cells=11 / 12, continuous=1.0, categorical=3 / 4)
+
+
+def test_every_true_row_is_shown_beside_its_guess_and_where_that_came_from() -> None:
+    found, rest = TRUTH[[2, 0]], TRUTH[[3, 3, 1, 1]]
+    match = match_rows(found, TRUTH, schema=SCHEMA, tolerance=0.01, baseline=rest)
+    # The first four guesses count: two that were found and two of the baseline, of which the first two are the same row.
+    assert match.right.all(axis=1).sum() == 3
+    assert np.array_equal(match.guesses[[0, 2, 3]], TRUTH[[0, 2, 3]])
+    assert sorted(match.found) == [0, 1, 2, 3]
+    assert (match.found[0], match.found[2]) == (1, 0)
 
 
 def test_rows_are_assigned_one_to_one() -> None:

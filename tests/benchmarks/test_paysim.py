@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,12 +52,12 @@ def quick(output: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.fixture(scope="module")
-def lines(quick: "subprocess.CompletedProcess[str]") -> list[dict[str, object]]:
+def lines(quick: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
     assert quick.returncode == 0, quick.stderr
     return [json.loads(line) for line in quick.stdout.splitlines()]
 
 
-def test_a_quick_run_without_the_file_prints_one_json_object_per_run_and_feature_set(lines: list[dict[str, object]]) -> None:
+def test_a_quick_run_without_the_file_prints_one_json_object_per_run_and_feature_set(lines: list[dict[str, Any]]) -> None:
     runs, summaries = ([line for line in lines if line["kind"] == kind] for kind in ("run", "summary"))
     assert [(run["feature_set"], run["seed"]) for run in runs] == [("nobal", 0), ("nobal", 1), ("pre", 0), ("pre", 1)]
     assert [summary["feature_set"] for summary in summaries] == ["nobal", "pre"]
@@ -66,16 +67,16 @@ def test_a_quick_run_without_the_file_prints_one_json_object_per_run_and_feature
     assert all(0 < score < 1 for run in runs for score in (*run["central_pr_auc"], *run["federated_pr_auc"]))
 
 
-def test_the_encrypted_runs_equal_the_plaintext_runs(lines: list[dict[str, object]]) -> None:
+def test_the_encrypted_runs_equal_the_plaintext_runs(lines: list[dict[str, Any]]) -> None:
     assert all(line["exact"] is True and line["grid_error_max"] == 0 for line in lines)
     assert all(line["bytes_up_per_parameter"] > 7 for line in lines if line["kind"] == "run")
 
 
-def test_a_quick_run_is_not_judged(lines: list[dict[str, object]]) -> None:
+def test_a_quick_run_is_not_judged(lines: list[dict[str, Any]]) -> None:
     assert all(line["accepted"] is None for line in lines if line["kind"] == "summary")
 
 
-def test_page_and_figure_say_what_made_them_and_what_they_are_not(lines: list[dict[str, object]], output: Path) -> None:
+def test_page_and_figure_say_what_made_them_and_what_they_are_not(lines: list[dict[str, Any]], output: Path) -> None:
     page = (output / "paysim.md").read_text(encoding="utf-8")
     assert "`python -m benchmarks.paysim --quick`" in page
     assert "not Kaggle's file" in page
@@ -110,8 +111,8 @@ def test_a_missing_matplotlib_is_noticed_before_anything_is_run(tmp_path: Path, 
     assert "privfed[dev]" in result.stderr
 
 
-def outcome(central: float, federated: float, **changes: object) -> paysim.Outcome:
-    fields = {
+def outcome(central: float, federated: float, **changes: Any) -> paysim.Outcome:
+    fields: dict[str, Any] = {
         "feature_set": "pre",
         "seed": 0,
         "bank_records": (1,),
@@ -146,7 +147,7 @@ def test_the_verdict_is_on_the_ratio_of_the_means_after_the_last_round() -> None
 
 
 @pytest.mark.parametrize("broken", [{"exact": False}, {"grid_error_max": 1}, {"grid_error_max": None}])
-def test_one_inexact_run_makes_the_summary_inexact(broken: dict[str, object]) -> None:
+def test_one_inexact_run_makes_the_summary_inexact(broken: dict[str, Any]) -> None:
     assert paysim.summarise([outcome(0.9, 0.9), outcome(0.8, 0.8)], judged=True).exact
     assert not paysim.summarise([outcome(0.9, 0.9), outcome(0.8, 0.8, **broken)], judged=True).exact
 

@@ -13,8 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import compute_rdp
 
+from privfed.dp._loss import compose
 from privfed.dp.accounting import calibrate_noise_multiplier, epsilon, epsilon_prv, epsilon_rdp, rounds_possible
-from privfed.dp.mechanism import Budget, Event, GaussianRelease, NonPrivateRelease, PoissonSampledGaussian
+from privfed.dp.charges import Charges
+from privfed.dp.mechanism import (
+    AdaptivelyClippedGaussian,
+    Budget,
+    CappedPoissonSampledGaussian,
+    CustomerSampledGaussian,
+    DiscreteGaussianSum,
+    Event,
+    GaussianRelease,
+    NonPrivateRelease,
+    PoissonSampledGaussian,
+    Relation,
+)
 
 pytestmark = [  # all of them inside Opacus and dp-accounting
     pytest.mark.filterwarnings("ignore:Optimal order is the:UserWarning"),
@@ -23,10 +36,19 @@ pytestmark = [  # all of them inside Opacus and dp-accounting
 
 N_TIMES: dict[type, Callable[[int], Event]] = {
     PoissonSampledGaussian: lambda n: PoissonSampledGaussian(noise_multiplier=1.3, sample_rate=0.02, steps=n),
+    CappedPoissonSampledGaussian: lambda n: CappedPoissonSampledGaussian(
+        noise_multiplier=1.3, sample_rate=0.02, capacity=250, max_records=10_000, steps=n
+    ),
+    CustomerSampledGaussian: lambda n: CustomerSampledGaussian(noise_multiplier=1.3, sample_rate=0.02, records_per_customer=3, steps=n),
+    AdaptivelyClippedGaussian: lambda n: AdaptivelyClippedGaussian(noise_multiplier=1.3, count_noise=5.0, sample_rate=0.02, steps=n),
     GaussianRelease: lambda n: GaussianRelease(noise_multiplier=6.0, count=n),
+    DiscreteGaussianSum: lambda n: DiscreteGaussianSum(
+        share_variance=10_000, shares=3, l2_sensitivity=32, l1_sensitivity=1024, coordinates=12_000, count=n
+    ),
 }
 WITHOUT_COUNT: set[type] = {NonPrivateRelease}
 ACCOUNTANTS = [epsilon, epsilon_rdp, epsilon_prv]
+UNKNOWN_TO_OPACUS = {CappedPoissonSampledGaussian, CustomerSampledGaussian, DiscreteGaussianSum}
 
 # The grid error is at most 3 / 64^2 = 7.4e-4 of epsilon (see accounting._grid); it is never negative.
 GRID_ERROR = 1e-3
@@ -37,9 +59,9 @@ def steps_of(noise_multiplier: float, sample_rate: float, steps: int) -> list[Ev
 
 
 def clear_caches() -> None:
-    from privfed.dp import accounting
+    from privfed.dp import _loss, charges
 
-    for cached in (accounting._epsilon, accounting._single, accounting._self_composed):
+    for cached in (charges._epsilon, _loss.compose, _loss._single, _loss._self_composed):
         cached.cache_clear()
 
 
@@ -172,11 +194,13 @@ def test_very_long_jobs_cost_what_the_closed_form_says(steps: int) -> None:
 
 
 def test_the_remainder_of_a_long_job_is_counted() -> None:
-    from privfed.dp import accounting
+    from privfed.dp import _loss
 
     # The root of 200_699 rounds down to 447: 448 blocks of 447 steps, and a remainder of 443.
-    composed = [accounting._self_composed(700.0, 0.5, steps, 1e-3).get_epsilon_for_delta(1e-5) for steps in (448 * 447, 200_699)]
-    at_once = accounting._single(700.0, 0.5, 1e-3).self_compose(200_699).get_epsilon_for_delta(1e-5)
+    (step,) = steps_of(700.0, 0.5, 1)
+    here = (1e-3, Relation.ADD_OR_REMOVE_ONE)
+    composed = [compose(((step, count),), *here).get_epsilon_for_delta(1e-5) for count in (448 * 447, 200_699)]
+    at_once = _loss._single(step, *here).self_compose(200_699).get_epsilon_for_delta(1e-5)
     assert composed[1] == pytest.approx(at_once, rel=1e-6)
     assert composed[0] < at_once * (1 - 5e-4)
 
@@ -202,8 +226,36 @@ def test_every_event_type_is_tested_for_its_count() -> None:
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_an_event_of_n_costs_what_n_events_of_one_cost(accountant: Callable[..., float], event_type: type) -> None:
     many, one = [N_TIMES[event_type](12)], [N_TIMES[event_type](1)]
+    if accountant is not epsilon and event_type in UNKNOWN_TO_OPACUS:
+        with pytest.raises(ValueError, match="Opacus can account"):
+            accountant(many, delta=1e-6)
+        return
     assert accountant(many, delta=1e-6) == pytest.approx(accountant(one * 12, delta=1e-6), rel=1e-12)
     assert accountant(many, delta=1e-6) > 1.05 * accountant(one, delta=1e-6)
+
+
+@pytest.mark.parametrize("event_type", N_TIMES)
+@pytest.mark.parametrize("relation", Relation)
+def test_every_event_has_a_price_under_every_relation_and_a_replaced_unit_pays_more(relation: Relation, event_type: type) -> None:
+    event = N_TIMES[event_type](12)
+    if (event_type, relation) == (CustomerSampledGaussian, Relation.REPLACE_ONE):
+        with pytest.raises(ValueError, match="no bound is known"):
+            epsilon([event], delta=1e-6, relation=relation)
+        return
+    price, usual = epsilon([event], delta=1e-6, relation=relation), epsilon([event], delta=1e-6)
+    assert 0 < usual < math.inf
+    assert (price > 1.1 * usual) if relation is Relation.REPLACE_ONE else (price == pytest.approx(usual, rel=1e-9))
+
+
+@pytest.mark.parametrize("event_type", N_TIMES)
+def test_charges_that_grow_one_by_one_cost_what_all_together_cost(event_type: type) -> None:
+    charges = Charges([GaussianRelease(noise_multiplier=9.0)])
+    for _ in range(3):
+        more = charges.plus(N_TIMES[event_type](4))
+        before = charges.epsilon(delta=1e-6)
+        charges.add(N_TIMES[event_type](4))
+        assert more.epsilon(delta=1e-6) == charges.epsilon(delta=1e-6) > before
+    assert charges.epsilon(delta=1e-6) == epsilon([GaussianRelease(noise_multiplier=9.0), N_TIMES[event_type](12)], delta=1e-6)
 
 
 @given(
@@ -292,6 +344,18 @@ def test_a_million_rounds_is_where_counting_stops() -> None:
 def test_rounds_possible_refuses_an_unlimited_budget() -> None:
     with pytest.raises(ValueError, match="limited"):
         rounds_possible(GaussianRelease(noise_multiplier=1.0), budget=Budget.unlimited(delta=1e-6))
+
+
+def test_checking_one_more_round_beside_twenty_other_jobs_takes_hundredths_of_a_second() -> None:
+    clear_caches()
+    jobs = [event for number in range(20) for event in steps_of(1.0 + number / 100, 0.01, 100)]
+    charges = Charges(jobs)
+    charges.epsilon(delta=1e-6)
+    start = time.process_time()
+    for job in (jobs[0], jobs[7], jobs[12], jobs[19]):
+        charges.add(job)
+        charges.epsilon(delta=1e-6)
+    assert (time.process_time() - start) / 4 < 0.2  # 0.04 s where this was written
 
 
 def test_checking_one_more_round_of_a_long_job_takes_hundredths_of_a_second() -> None:

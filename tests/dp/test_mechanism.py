@@ -1,23 +1,39 @@
 import json
 import math
-from dataclasses import FrozenInstanceError, asdict
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, asdict, replace
 from typing import get_args
 
 import pytest
 
 from privfed.dp.mechanism import (
+    AdaptivelyClippedGaussian,
     Budget,
+    CappedPoissonSampledGaussian,
+    CustomerSampledGaussian,
+    DiscreteGaussianSum,
     Event,
     GaussianRelease,
     NonPrivateRelease,
     PoissonSampledGaussian,
+    Unit,
+    check_unit,
     decode_event,
+    describe_event,
     encode_event,
 )
 
 ONE_OF_EACH = {
     PoissonSampledGaussian: PoissonSampledGaussian(noise_multiplier=1.1, sample_rate=256 / 60_000, steps=7),
+    CappedPoissonSampledGaussian: CappedPoissonSampledGaussian(
+        noise_multiplier=1.1, sample_rate=0.01, capacity=320, max_records=25_600, steps=7
+    ),
+    CustomerSampledGaussian: CustomerSampledGaussian(noise_multiplier=1.1, sample_rate=0.01, records_per_customer=4, steps=7),
+    AdaptivelyClippedGaussian: AdaptivelyClippedGaussian(noise_multiplier=1.1, count_noise=12.8, sample_rate=0.01, steps=7),
     GaussianRelease: GaussianRelease(noise_multiplier=0.1 + 0.2, count=3),
+    DiscreteGaussianSum: DiscreteGaussianSum(
+        share_variance=2048, shares=8, l2_sensitivity=32, l1_sensitivity=1024, coordinates=12_000, count=5
+    ),
     NonPrivateRelease: NonPrivateRelease(),
 }
 BAD_NOISE = [0.0, -1.0, math.nan, math.inf]
@@ -74,26 +90,59 @@ def test_what_is_no_event_is_not_encoded() -> None:
         encode_event("gaussian release")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("noise_multiplier", BAD_NOISE)
-def test_events_refuse_a_noise_multiplier_that_is_not_positive_and_finite(noise_multiplier: float) -> None:
-    with pytest.raises(ValueError, match="noise_multiplier"):
-        GaussianRelease(noise_multiplier=noise_multiplier)
-    with pytest.raises(ValueError, match="noise_multiplier"):
-        PoissonSampledGaussian(noise_multiplier=noise_multiplier, sample_rate=0.1, steps=1)
+WRONG = {"noise_multiplier": BAD_NOISE, "count_noise": BAD_NOISE, "sample_rate": [0.0, -0.1, 1.0000001, math.nan]}
 
 
-@pytest.mark.parametrize("sample_rate", [0.0, -0.1, 1.0000001, math.nan])
-def test_events_refuse_a_sample_rate_that_is_no_probability_above_zero(sample_rate: float) -> None:
-    with pytest.raises(ValueError, match="sample_rate"):
-        PoissonSampledGaussian(noise_multiplier=1.0, sample_rate=sample_rate, steps=1)
+@pytest.mark.parametrize("event", ONE_OF_EACH.values(), ids=lambda event: type(event).__name__)
+def test_every_field_of_every_event_refuses_what_is_out_of_its_range(event: Event) -> None:
+    for name in asdict(event):
+        for wrong in WRONG.get(name, BAD_NUMBERS):
+            with pytest.raises(ValueError, match=name):
+                replace(event, **{name: wrong})
 
 
-@pytest.mark.parametrize("number", BAD_NUMBERS)
-def test_events_refuse_a_number_of_steps_or_releases_below_one_or_not_whole(number: int) -> None:
-    with pytest.raises(ValueError, match="steps"):
-        PoissonSampledGaussian(noise_multiplier=1.0, sample_rate=0.1, steps=number)
-    with pytest.raises(ValueError, match="count"):
-        GaussianRelease(noise_multiplier=1.0, count=number)
+def test_the_sum_of_absolute_values_is_never_below_the_euclidean_norm() -> None:
+    with pytest.raises(ValueError, match="at least l2_sensitivity"):
+        replace(ONE_OF_EACH[DiscreteGaussianSum], l1_sensitivity=31)
+
+
+@pytest.mark.parametrize("event", ONE_OF_EACH.values(), ids=lambda event: type(event).__name__)
+def test_every_event_has_words_that_name_all_of_its_numbers(event: Event) -> None:
+    words = describe_event(event)
+    assert words
+    left_out = {"l1_sensitivity", "coordinates"}  # they matter to the accountant alone
+    assert all(f"{value:g}" in words for name, value in asdict(event).items() if name not in left_out)
+
+
+def test_no_two_events_have_the_same_words() -> None:
+    assert len({describe_event(event) for event in ONE_OF_EACH.values()}) == len(ONE_OF_EACH)
+
+
+UNITS: dict[type, set[Unit]] = {
+    PoissonSampledGaussian: {Unit.RECORD},
+    CappedPoissonSampledGaussian: {Unit.RECORD},
+    CustomerSampledGaussian: {Unit.CUSTOMER},
+    AdaptivelyClippedGaussian: {Unit.RECORD},
+    GaussianRelease: set(Unit),
+    DiscreteGaussianSum: {Unit.SILO},
+    NonPrivateRelease: set(Unit),
+}
+
+
+@pytest.mark.parametrize("event", ONE_OF_EACH.values(), ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("unit", Unit)
+def test_an_event_speaks_of_its_own_unit_only(unit: Unit, event: Event) -> None:
+    if unit in UNITS[type(event)]:
+        check_unit(event, unit)
+    else:
+        with pytest.raises(ValueError, match=f"about one {unit.name.lower()}"):
+            check_unit(event, unit)
+
+
+@pytest.mark.parametrize("what", [describe_event, lambda event: check_unit(event, Unit.RECORD)])
+def test_what_is_no_event_has_no_words_and_no_unit(what: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match="expected an event"):
+        what("gaussian release")
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])

@@ -1,6 +1,6 @@
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from privfed.data.samples import Samples
 from privfed.errors import LayoutMismatchError, UnsupportedDataError, UnsupportedModelError
 from privfed.training import dpsgd
 from privfed.training.dpsgd import check, train
+from privfed.training.gradients import BookKeeping, ClippedGradients, ReluNetworkBookKeeping
 from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import GRID_FRACTION, DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.model import layout_of, mlp, values_of
@@ -49,8 +50,9 @@ class Silent(Randomness):
     def normal(self, count: int) -> NDArray[np.float64]:
         return np.zeros(count)
 
-    def poisson_sample(self, records: int, *, sample_rate: float) -> NDArray[np.int64]:
-        return np.array(self.batches.pop(0) if self.batches else range(records), dtype=np.int64)
+    def poisson_batches(self, records: int, *, sample_rate: float, steps: int) -> Iterator[NDArray[np.int64]]:
+        for _ in range(steps):
+            yield np.array(self.batches.pop(0) if self.batches else range(records), dtype=np.int64)
 
 
 class Counting(Randomness):
@@ -70,10 +72,10 @@ class Counting(Randomness):
         self.noise_draws += 1
         return super().normal(count)
 
-    def poisson_sample(self, records: int, *, sample_rate: float) -> NDArray[np.int64]:
-        sample = super().poisson_sample(records, sample_rate=sample_rate)
-        self.batch_sizes.append(len(sample))
-        return sample
+    def poisson_batches(self, records: int, *, sample_rate: float, steps: int) -> Iterator[NDArray[np.int64]]:
+        for batch in super().poisson_batches(records, sample_rate=sample_rate, steps=steps):
+            self.batch_sizes.append(len(batch))
+            yield batch
 
 
 def samples_of(features: NDArray[np.float64], labels: NDArray[np.int64]) -> Samples:
@@ -102,6 +104,14 @@ def update(
 ) -> NDArray[np.float64]:
     result = train(module, values_of(module), samples, mechanism=mechanism, loss=loss, correction=correction, randomness=randomness)
     return result.update_values.values
+
+
+@pytest.fixture(params=["relu network", "book-keeping", "hooks"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test on each way to the clipped sum. Most models here are ReLU networks, for which the first one is chosen."""
+    for kind in {"hooks": [BookKeeping, ReluNetworkBookKeeping], "book-keeping": [ReluNetworkBookKeeping]}.get(request.param, []):
+        monkeypatch.setattr(kind, "fits", lambda *_, **__: False)
+    return request.param
 
 
 # ---------------------------------------------------------------- sensitivity
@@ -150,7 +160,7 @@ LOSSES = {
 @pytest.mark.parametrize("hidden", [(), (16, 8)], ids=["linear", "network"])
 @pytest.mark.parametrize(("loss", "outputs"), LOSSES.values(), ids=LOSSES.keys())
 def test_one_record_more_or_less_moves_the_sum_by_at_most_max_grad_norm(
-    loss: PerSampleLoss, outputs: int, hidden: tuple[int, ...], correction: Correction | None
+    loss: PerSampleLoss, outputs: int, hidden: tuple[int, ...], correction: Correction | None, path: str
 ) -> None:
     module = seeded(1, 2, hidden=hidden, outputs=outputs)
     distances, rounding = neighbour_distances(module, loss, max_grad_norm=0.7, correction=correction)
@@ -159,7 +169,7 @@ def test_one_record_more_or_less_moves_the_sum_by_at_most_max_grad_norm(
     assert max(distances) >= 0.7 - rounding  # huge records use the bound up, or clipping would lose what it could keep
 
 
-def test_the_bound_holds_in_a_batch_of_many_aligned_records() -> None:
+def test_the_bound_holds_in_a_batch_of_many_aligned_records(path: str) -> None:
     samples = table(400, columns=10)
     module = seeded(2, 10, hidden=(64, 32))
     full = update(module, samples, ONE_STEP, randomness=Silent())
@@ -175,7 +185,9 @@ def weighted_mean(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(outputs, labels, weight=weight, reduction="none") * len(labels) / weight[labels].sum()
 
 
-def test_the_sensitivity_test_rejects_a_loss_weighted_over_the_batch_and_training_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sensitivity_test_rejects_a_loss_weighted_over_the_batch_and_training_refuses_it(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     module = seeded(1, 2, hidden=(16, 8), outputs=2)
     with pytest.raises(UnsupportedModelError, match="depends on the other records"):
         neighbour_distances(module, weighted_mean, max_grad_norm=0.7)
@@ -184,7 +196,7 @@ def test_the_sensitivity_test_rejects_a_loss_weighted_over_the_batch_and_trainin
     assert max(distances) > 1.5 * 0.7 + rounding
 
 
-def test_a_gradient_below_the_bound_is_not_scaled_and_one_above_keeps_its_direction() -> None:
+def test_a_gradient_below_the_bound_is_not_scaled_and_one_above_keeps_its_direction(path: str) -> None:
     samples = table()
     module = seeded(3, 4)
     model = copy.deepcopy(module)
@@ -197,7 +209,7 @@ def test_a_gradient_below_the_bound_is_not_scaled_and_one_above_keeps_its_direct
 
 
 @pytest.mark.parametrize("bound", [0.01, 0.4, 100.0])
-def test_the_clipped_sum_is_that_of_opacus(bound: float) -> None:
+def test_the_clipped_sum_is_that_of_opacus(bound: float, path: str) -> None:
     samples = table()
     module = seeded(3, 4)
     model = GradSampleModule(copy.deepcopy(module))
@@ -235,7 +247,7 @@ class Steep(nn.Module):
 
 
 @pytest.mark.parametrize(("module", "broken"), [(Squaring(), (4, 5)), (Steep(), (5,))], ids=["NaN", "infinite"])
-def test_a_gradient_that_is_nan_or_infinite_counts_as_zero_and_is_counted(module: nn.Module, broken: tuple[int, ...]) -> None:
+def test_a_gradient_that_is_nan_or_infinite_counts_as_zero_and_is_counted(module: nn.Module, broken: tuple[int, ...], path: str) -> None:
     samples = samples_of(ROWS, ROW_LABELS)
     whole = train(module, values_of(module), samples, mechanism=ONE_STEP, loss=binary_cross_entropy, randomness=Silent(EVERYTHING))
     assert whole.zeroed_gradients == len(broken)
@@ -299,7 +311,7 @@ def test_the_noise_of_successive_steps_is_independent() -> None:
     assert np.concatenate([first, second, third]).std() == pytest.approx(1.0, abs=5 / math.sqrt(2 * 3 * len(first)))
 
 
-def test_the_noised_sum_is_a_multiple_of_the_grid() -> None:
+def test_the_noised_sum_is_a_multiple_of_the_grid(path: str) -> None:
     module = seeded(1, 10, hidden=(64, 32))
     start = PlainVector(layout=layout_of(module), values=np.zeros(2817))
     result = train(module, start, table(columns=10), mechanism=ONE_STEP, loss=binary_cross_entropy)
@@ -319,24 +331,25 @@ CROWD = np.full((16, 2), 0.6)
 CANARY = np.full((1, 2), 6.0)
 
 
-def audit(loss: PerSampleLoss) -> tuple[float, float]:
+def audit(loss: PerSampleLoss, *, canary: NDArray[np.float64] = CANARY, max_grad_norm: float = 1.0) -> tuple[float, float]:
     """Estimates how far apart one step puts the two worlds, with and without the canary, in standard deviations of its noise.
 
     Returns:
         The estimate of mu and its standard error. Differential privacy at noise multiplier 1 demands mu <= 1 (Dong, Roth and Su,
         2019, "Gaussian differential privacy").
     """
-    module = nn.Linear(2, 2)
-    nn.init.zeros_(module.weight)
-    nn.init.zeros_(module.bias)
+    module = nn.Sequential(nn.Linear(2, 2))
+    nn.init.zeros_(module[0].weight)
+    nn.init.zeros_(module[0].bias)
     worlds = [
         samples_of(CROWD, np.zeros(16, dtype=np.int64)),
-        samples_of(np.concatenate([CROWD, CANARY]), np.array([0] * 16 + [1])),
+        samples_of(np.concatenate([CROWD, canary]), np.array([0] * 16 + [1])),
     ]
-    direction = np.subtract(*(update(module, world, AUDIT, loss=loss, randomness=Silent()) for world in worlds))
+    mechanism = replace(AUDIT, max_grad_norm=max_grad_norm)
+    direction = np.subtract(*(update(module, world, mechanism, loss=loss, randomness=Silent()) for world in worlds))
     randomness = _SeededRandomness(8)
     outcomes = [
-        [float(update(module, world, AUDIT, loss=loss, randomness=randomness) @ direction) for _ in range(AUDIT_RUNS)] for world in worlds
+        [float(update(module, world, mechanism, loss=loss, randomness=randomness) @ direction) for _ in range(AUDIT_RUNS)] for world in worlds
     ]
     deviation = math.sqrt((np.var(outcomes[0], ddof=1) + np.var(outcomes[1], ddof=1)) / 2)
     return float(np.mean(outcomes[0]) - np.mean(outcomes[1])) / deviation, math.sqrt(2 / AUDIT_RUNS)
@@ -348,66 +361,84 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_the_step_audit_finds_exactly_the_stated_privacy(unchecked: pytest.MonkeyPatch) -> None:
+def test_the_step_audit_finds_exactly_the_stated_privacy(unchecked: pytest.MonkeyPatch, path: str) -> None:
     estimate, error = audit(cross_entropy)
     assert 1 - 4 * error < estimate < 1 + 4 * error
 
 
-Right = dpsgd._NoisingOptimizer
+add_noise = dpsgd._NoisingOptimizer.add_noise
 
 
-class Optimizer(Right):
-    """What the planted bugs start from."""
-
-
-def half_the_noise(optimizer: Optimizer) -> None:
+def half_the_noise(optimizer: dpsgd._NoisingOptimizer) -> None:
     noise_multiplier, optimizer.noise_multiplier = optimizer.noise_multiplier, optimizer.noise_multiplier / 2
-    Right.add_noise(optimizer)
+    add_noise(optimizer)
     optimizer.noise_multiplier = noise_multiplier
 
 
-def no_clipping(optimizer: Optimizer) -> None:
-    max_grad_norm, optimizer.max_grad_norm = optimizer.max_grad_norm, 1e9
-    Right.clip_and_accumulate(optimizer)
-    optimizer.max_grad_norm = max_grad_norm
+def no_clipping(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return gradients.of_records(features, labels).double().sum(dim=0), 0
 
 
-def clipping_the_batch(optimizer: Optimizer) -> None:
-    norm = torch.cat([p.grad_sample.sum(dim=0).reshape(-1) for p in optimizer.params]).norm()
-    for p in optimizer.params:
-        p.summed_grad = p.grad_sample.sum(dim=0) * (optimizer.max_grad_norm * len(p.grad_sample) / norm).clamp(max=1.0)
+def clipping_the_batch(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, int]:
+    total, _ = no_clipping(gradients, features, labels)
+    return total * (gradients.max_grad_norm * len(features) / total.norm()).clamp(max=1.0), 0
 
 
-def clipping_each_layer(optimizer: Optimizer) -> None:
-    for p in optimizer.params:
-        rows = p.grad_sample.reshape(len(p.grad_sample), -1)
-        factors = optimizer.max_grad_norm / rows.norm(dim=1).clamp(min=optimizer.max_grad_norm)
-        p.summed_grad = (1.5 * factors @ rows).view_as(p)
+def clipping_to_another_norm(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, int]:
+    rows = gradients.of_records(features, labels).double()
+    return 1.5 * (gradients.max_grad_norm / rows.norm(dim=1).clamp(min=gradients.max_grad_norm)) @ rows, 0
 
 
-def division_by_the_actual_size(optimizer: Optimizer) -> None:
-    for p in optimizer.params:
-        p.grad /= len(p.grad_sample)
+def division_by_the_actual_size(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, int]:
+    rows = gradients.of_records(features, labels).double()
+    factors = gradients.max_grad_norm / rows.norm(dim=1).clamp(min=gradients.max_grad_norm)
+    return len(CROWD) / len(features) * factors @ rows, 0
 
 
 BUGS = {
-    "half the noise": ("add_noise", half_the_noise),
-    "no clipping": ("clip_and_accumulate", no_clipping),
-    "clipping the batch": ("clip_and_accumulate", clipping_the_batch),
-    "clipping to another norm": ("clip_and_accumulate", clipping_each_layer),
-    "division by the actual size": ("scale_grad", division_by_the_actual_size),
+    "half the noise": (dpsgd._NoisingOptimizer, "add_noise", half_the_noise),
+    "no clipping": (ClippedGradients, "sum", no_clipping),
+    "clipping the batch": (ClippedGradients, "sum", clipping_the_batch),
+    "clipping to another norm": (ClippedGradients, "sum", clipping_to_another_norm),
+    "division by the actual size": (ClippedGradients, "sum", division_by_the_actual_size),
 }
 
 
-@pytest.mark.parametrize(("method", "bug"), BUGS.values(), ids=BUGS.keys())
-def test_the_step_audit_rejects_a_planted_bug(method: str, bug: object, unchecked: pytest.MonkeyPatch) -> None:
-    unchecked.setattr(Optimizer, method, bug, raising=False)
-    unchecked.setattr(dpsgd, "_NoisingOptimizer", Optimizer)
+@pytest.mark.parametrize(("owner", "method", "bug"), BUGS.values(), ids=BUGS.keys())
+def test_the_step_audit_rejects_a_planted_bug(owner: type, method: str, bug: object, unchecked: pytest.MonkeyPatch, path: str) -> None:
+    unchecked.setattr(owner, method, bug)
     estimate, error = audit(cross_entropy)
     assert estimate > 1 + 4 * error
 
 
-def test_the_step_audit_rejects_a_loss_weighted_over_the_batch(unchecked: pytest.MonkeyPatch) -> None:
+def norms_without_the_bias(_: BookKeeping, inputs: list[torch.Tensor], derivatives: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([a.norm(dim=1) * g.norm(dim=1) for a, g in zip(inputs, derivatives, strict=True)]).norm(dim=0)
+
+
+def norms_of_the_inputs(_: BookKeeping, inputs: list[torch.Tensor], derivatives: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([a.norm(dim=1) for a in inputs]).norm(dim=0)
+
+
+@pytest.mark.parametrize("bug", [norms_without_the_bias, norms_of_the_inputs])
+def test_the_step_audit_rejects_a_wrong_norm_in_the_book_keeping(bug: object, unchecked: pytest.MonkeyPatch) -> None:
+    # All of this canary's gradient is that of the bias.
+    audited = {"canary": np.zeros((1, 2)), "max_grad_norm": 0.25}
+    estimate, error = audit(cross_entropy, **audited)
+    assert 1 - 4 * error < estimate < 1 + 4 * error
+    unchecked.setattr(BookKeeping, "_norms", bug)
+    estimate, error = audit(cross_entropy, **audited)
+    assert estimate > 1 + 4 * error
+
+
+def test_the_check_refuses_a_planted_bug_before_any_record_is_touched(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    module, samples = seeded(1, 4, outputs=2), table()
+    for bug in (no_clipping, clipping_to_another_norm):
+        monkeypatch.setattr(ClippedGradients, "sum", bug)
+        with pytest.raises(UnsupportedModelError, match="nothing was trained"):
+            check(module, values_of(module), samples, mechanism=replace(ONE_STEP, max_grad_norm=0.1), loss=cross_entropy)
+
+
+def test_the_step_audit_rejects_a_loss_weighted_over_the_batch(unchecked: pytest.MonkeyPatch, path: str) -> None:
     estimate, error = audit(weighted_mean)
     assert estimate > 1 + 4 * error
 
@@ -415,7 +446,7 @@ def test_the_step_audit_rejects_a_loss_weighted_over_the_batch(unchecked: pytest
 # ---------------------------------------------------------------- what is executed
 
 
-def test_exactly_the_charged_number_of_steps_is_executed_through_empty_batches() -> None:
+def test_exactly_the_charged_number_of_steps_is_executed_through_empty_batches(path: str) -> None:
     counting = Counting()
     mechanism = replace(ONE_STEP, sample_rate=0.02, expected_batch_size=4, steps=60, max_records=40)
     result = train(seeded(1, 4), values_of(seeded(1, 4)), table(), mechanism=mechanism, loss=binary_cross_entropy, randomness=counting)
@@ -454,7 +485,7 @@ def test_an_exception_in_a_step_comes_out_and_no_more_steps_are_executed_than_we
     assert values_of(module).values.tolist() == start.values.tolist()
 
 
-def test_the_sum_is_divided_by_the_declared_batch_size_and_not_by_the_size_of_batch_or_table() -> None:
+def test_the_sum_is_divided_by_the_declared_batch_size_and_not_by_the_size_of_batch_or_table(path: str) -> None:
     module, samples = seeded(1, 4), table()
     whole = update(module, samples, ONE_STEP, randomness=Silent([0, 1, 2]))
     tenth = update(module, samples, replace(ONE_STEP, expected_batch_size=10), randomness=Silent([0, 1, 2]))
@@ -508,7 +539,7 @@ def test_the_update_is_trained_minus_loaded_weights_exactly_in_float32() -> None
     assert (result.update_values.values != 0).all()
 
 
-def test_frozen_parameters_are_used_as_they_are_and_neither_trained_nor_released() -> None:
+def test_frozen_parameters_are_used_as_they_are_and_neither_trained_nor_released(path: str) -> None:
     module = nn.Sequential(seeded(1, 4, outputs=3), nn.Linear(3, 1))
     module[0].requires_grad_(False)
     before = module[0][0].weight.clone()
@@ -531,7 +562,7 @@ def test_training_neither_reads_nor_moves_the_global_generators(mechanism: Train
     assert repr(np.random.get_state(legacy=False)) == numpy_state  # noqa: NPY002
 
 
-def test_private_training_learns_and_plain_training_learns() -> None:
+def test_private_training_learns_and_plain_training_learns(path: str) -> None:
     samples = table(2000)
     module = seeded(1, 4)
 
@@ -664,7 +695,7 @@ UNSUITABLE = {
     "weight used outside its layer": Reused(),
     "unused layer": Unused(),
     "records not first": SecondDimension(),
-    "in place": nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1)),
+    "in place": nn.Sequential(nn.Linear(4, 4), nn.ELU(inplace=True), nn.Linear(4, 1)),
     "BatchNorm": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)),
     "dropout": nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1)),
 }

@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,21 @@ def test_the_extreme_streams_give_finite_noise_of_at_most_8_6() -> None:
         sample = Constant(byte).normal(3)
         assert np.isfinite(sample).all()
         assert np.abs(sample).max() <= 8.6
+
+
+def test_the_noise_is_that_of_box_and_muller_to_the_last_bits() -> None:
+    class Given(Randomness):
+        private = False
+
+        def _stream(self, count: int) -> bytes:
+            words = np.concatenate([np.full(count // 16, 2**62), np.linspace(0, 2**64 - 2**12, count // 16)])
+            return words.astype(np.uint64).tobytes()
+
+    uniform = Given()._uniform(2000)
+    radius, angle = np.sqrt(-2 * np.log(uniform[:1000])), 2 * np.pi * uniform[1000:]
+    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    # The angle itself is rounded, by 2 pi 2^-53; the tangent and four more operations by 2^-53 each.
+    assert np.abs(Given().normal(2000) - expected).max() <= radius.max() * (2 * np.pi + 6) * 2.0**-52
 
 
 def test_noise_comes_from_aes_256_in_counter_mode() -> None:
@@ -118,10 +133,16 @@ def test_new_processes_get_different_noise_and_need_no_torch() -> None:
     assert len(seen) == 2
 
 
-def memberships(sample: Callable[[], NDArray[np.int64]]) -> NDArray[np.bool_]:
+def batch(randomness: Randomness, records: int, *, sample_rate: float) -> NDArray[np.int64]:
+    """The only batch of a run of one step."""
+    (only,) = randomness.poisson_batches(records, sample_rate=sample_rate, steps=1)
+    return only
+
+
+def memberships(batches: Iterable[NDArray[np.int64]]) -> NDArray[np.bool_]:
     members = np.zeros((DRAWS, RECORDS), dtype=bool)
-    for row in members:
-        row[sample()] = True
+    for row, indices in zip(members, batches, strict=True):
+        row[indices] = True
     return members
 
 
@@ -151,44 +172,77 @@ PAIR_LIMIT, SIZE_LIMIT, MARGINAL_LIMIT = 5.5, 5.0, 1e-5
 
 def test_each_record_is_sampled_independently_with_the_declared_rate() -> None:
     randomness = _SeededRandomness(5)
-    members = memberships(lambda: randomness.poisson_sample(RECORDS, sample_rate=RATE))
-    assert marginal_p(members) > MARGINAL_LIMIT
-    assert worst_pair_z(members) < PAIR_LIMIT
-    assert abs(size_variance_z(members)) < SIZE_LIMIT
+    for members in (
+        memberships(randomness.poisson_batches(RECORDS, sample_rate=RATE, steps=DRAWS)),
+        memberships(batch(randomness, RECORDS, sample_rate=RATE) for _ in range(DRAWS)),
+    ):
+        assert marginal_p(members) > MARGINAL_LIMIT
+        assert worst_pair_z(members) < PAIR_LIMIT
+        assert abs(size_variance_z(members)) < SIZE_LIMIT
+
+
+def test_successive_batches_are_independent_and_the_test_rejects_batches_that_go_on_from_each_other() -> None:
+    members = memberships(_SeededRandomness(7).poisson_batches(RECORDS, sample_rate=RATE, steps=DRAWS))
+    centred = (members - RATE) / np.sqrt(RATE * (1 - RATE))
+
+    def worst_z(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+        return float(np.abs(first.T @ second / np.sqrt(len(first))).max())
+
+    # 2500 pairs: the largest of as many standard normal numbers exceeds 5.5 with a probability of 1e-4.
+    assert worst_z(centred[:-1], centred[1:]) < PAIR_LIMIT
+    assert worst_z(centred[:-1], (centred[:-1] + centred[1:]) / np.sqrt(2)) > PAIR_LIMIT
 
 
 def test_the_sampling_test_rejects_a_wrong_rate_a_fixed_size_and_blocks() -> None:
     randomness, rng = _SeededRandomness(6), np.random.default_rng(6)
-    wrong_rate = memberships(lambda: randomness.poisson_sample(RECORDS, sample_rate=1.1 * RATE))
+    wrong_rate = memberships(randomness.poisson_batches(RECORDS, sample_rate=1.1 * RATE, steps=DRAWS))
     assert marginal_p(wrong_rate) < MARGINAL_LIMIT
-    fixed_size = memberships(lambda: rng.choice(RECORDS, size=round(RECORDS * RATE), replace=False))
+    fixed_size = memberships(rng.choice(RECORDS, size=round(RECORDS * RATE), replace=False) for _ in range(DRAWS))
     assert abs(size_variance_z(fixed_size)) > SIZE_LIMIT
-
-    def twins() -> NDArray[np.int64]:
-        firsts = 2 * randomness.poisson_sample(RECORDS // 2, sample_rate=RATE)
-        return np.concatenate([firsts, firsts + 1])
-
-    pairs = memberships(twins)
+    firsts = randomness.poisson_batches(RECORDS // 2, sample_rate=RATE, steps=DRAWS)
+    pairs = memberships(np.concatenate([2 * first, 2 * first + 1]) for first in firsts)
     assert worst_pair_z(pairs) > PAIR_LIMIT
+
+
+@pytest.mark.parametrize("steps", [1, 63, 64, 65, 200])
+def test_there_are_as_many_batches_as_steps_whatever_is_drawn_at_once(steps: int) -> None:
+    for records, rate in ((40, 0.1), (40, 1.0), (30_000, 0.5)):
+        assert sum(1 for _ in _SeededRandomness(1).poisson_batches(records, sample_rate=rate, steps=steps)) == steps
+
+
+def test_a_process_that_is_forked_between_two_batches_draws_its_own() -> None:
+    batches = OperatingSystemRandomness().poisson_batches(RECORDS, sample_rate=0.5, steps=40)
+    next(batches)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, next(batches).tobytes())
+        os._exit(0)
+    os.close(writer)
+    theirs = os.read(reader, 8 * RECORDS)
+    os.close(reader)
+    os.waitpid(child, 0)
+    # Equal by chance: 2^-50.
+    assert theirs != next(batches).tobytes()
 
 
 def test_a_rate_of_one_takes_every_record_and_a_tiny_rate_none() -> None:
     randomness = OperatingSystemRandomness()
-    assert randomness.poisson_sample(7, sample_rate=1.0).tolist() == list(range(7))
+    assert batch(randomness, 7, sample_rate=1.0).tolist() == list(range(7))
     for rate in (1e-15, 5e-324):
-        assert len(randomness.poisson_sample(100, sample_rate=rate)) == 0
+        assert len(batch(randomness, 100, sample_rate=rate)) == 0
 
 
 def test_sampling_draws_again_when_the_first_gaps_do_not_reach_the_end() -> None:
     # All-ones bytes are the uniform number 1, for which every gap is 1.
-    assert Constant(b"\xff").poisson_sample(5000, sample_rate=0.01).tolist() == list(range(5000))
-    assert Constant(b"\x00").poisson_sample(3000, sample_rate=0.01).tolist() == []
+    assert batch(Constant(b"\xff"), 5000, sample_rate=0.01).tolist() == list(range(5000))
+    assert batch(Constant(b"\x00"), 3000, sample_rate=0.01).tolist() == []
 
 
 @settings(max_examples=60, deadline=None)
 @given(records=st.integers(1, 400), rate=st.floats(0, 1, exclude_min=True), seed=st.integers(0, 2**64))
 def test_a_sample_is_sorted_without_repetition_and_in_range(records: int, rate: float, seed: int) -> None:
-    sample = _SeededRandomness(seed).poisson_sample(records, sample_rate=rate)
-    assert sample.dtype == np.int64
-    assert (np.diff(sample) > 0).all()
-    assert not len(sample) or (sample[0] >= 0 and sample[-1] < records)
+    for sample in _SeededRandomness(seed).poisson_batches(records, sample_rate=rate, steps=3):
+        assert sample.dtype == np.int64
+        assert (np.diff(sample) > 0).all()
+        assert not len(sample) or (sample[0] >= 0 and sample[-1] < records)

@@ -1,0 +1,199 @@
+"""What an audit found: one finding per party, attack and setting, beside what guessing reaches."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+
+from privfed.attacks.adversary import Adversary, Holding
+from privfed.attacks.observation import NotApplicable
+from privfed.attacks.scoring import Interval
+from privfed.audit.suite import Baseline, Example
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """How right an attack was about canaries, over independent batches.
+
+    Args:
+        score: Mean and interval over the batches, each from 0 to 1.
+        baseline: What the stronger baseline reaches; where the attack said nothing, it spoke.
+        stronger: Which baseline that is.
+        baselines: What each reaches.
+        advantage: Share of what guessing leaves open that the attack gets: 1 everything, 0 no better than guessing.
+        certified: Mean number of rows per batch that the attack certified to be exact, false ones not counted.
+        false_certificates: Certified rows of all batches that were none.
+        rows: Rows per batch.
+        example: What it said in the first batch; None for attacks that read no rows.
+    """
+
+    score: Interval
+    baseline: float
+    stronger: Baseline
+    baselines: Mapping[Baseline, float]
+    advantage: float
+    certified: float
+    false_certificates: int
+    rows: int
+    example: Example | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one party could read with one attack.
+
+    Args:
+        adversary: The party.
+        party: Name of the audited party that a control is about; else the adversary's own.
+        attack: Name of the attack.
+        measure: What its score is the share of.
+        protection: What protected the round.
+        control: Whether this is a planted positive: a round, or a key, in which the attack is expected to succeed.
+        outcome: What came of it. `NotApplicable` is no score and says nothing about safety.
+        bytes_seen: Bytes of ciphertext that the party saw; None if it saw numbers.
+    """
+
+    adversary: Adversary
+    party: str
+    attack: str
+    measure: str
+    protection: str
+    control: bool
+    outcome: Measured | NotApplicable
+    bytes_seen: int | None
+
+    def sentence(self) -> str:
+        """The finding in one sentence."""
+        outcome = self.outcome
+        if isinstance(outcome, NotApplicable):
+            if self.bytes_seen is not None:
+                return f"nothing to attack: only ciphertext ({self.bytes_seen:,} bytes)"
+            return str(outcome)
+        certified = f"; {outcome.certified:.1f} of {outcome.rows} records certified exact" if outcome.certified else ""
+        return f"{outcome.score.mean:.0%} {self.measure} (guessing: {outcome.baseline:.0%}){certified}"
+
+    def to_json(self) -> dict[str, object]:
+        """The finding as JSON values; a score that does not exist is null."""
+        outcome = self.outcome
+        values: dict[str, object] = {
+            "adversary": self.adversary.name,
+            "party": self.party,
+            "attack": self.attack,
+            "protection": self.protection,
+            "control": self.control,
+            "applicable": isinstance(outcome, Measured),
+            "finding": self.sentence(),
+            "measure": self.measure,
+            "bytes_of_ciphertext": self.bytes_seen,
+        }
+        if isinstance(outcome, NotApplicable):
+            empty = ("score", "interval", "repeats", "baseline", "baselines", "advantage", "certified", "false_certificates", "rows")
+            return {**values, "reason": outcome.reason, **dict.fromkeys(empty)}
+        return {
+            **values,
+            "reason": None,
+            "score": outcome.score.mean,
+            "interval": [outcome.score.low, outcome.score.high],
+            "repeats": outcome.score.repeats,
+            "baseline": outcome.baseline,
+            "baselines": {kind.value: share for kind, share in outcome.baselines.items()},
+            "advantage": None if math.isnan(outcome.advantage) else outcome.advantage,
+            "certified": outcome.certified,
+            "false_certificates": outcome.false_certificates,
+            "rows": outcome.rows,
+        }
+
+
+def strongest(findings: Iterable[Finding]) -> Finding | None:
+    """The finding with the largest advantage over guessing, of attacks that read rows if there is one; None if nothing was attacked."""
+    measured = [(finding, finding.outcome) for finding in findings if isinstance(finding.outcome, Measured)]
+
+    def rank(pair: tuple[Finding, Measured]) -> tuple[bool, float, float]:
+        outcome = pair[1]
+        return outcome.example is not None, outcome.certified, -math.inf if math.isnan(outcome.advantage) else outcome.advantage
+
+    return max(measured, key=rank)[0] if measured else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """A finished audit. The rows in it are canaries, so all of it may be shown.
+
+    Args:
+        mode: Trust mode of the audited consortium.
+        protection: What protected the audited rounds.
+        clients: Clients in each canary round.
+        rows: Canaries per client.
+        repeats: Independent batches.
+        findings: The audited setting first, then the controls.
+        holdings: Everything that each party held after the first round, by the party's name.
+        seconds: Elapsed time.
+    """
+
+    mode: str
+    protection: str
+    clients: int
+    rows: int
+    repeats: int
+    findings: tuple[Finding, ...]
+    holdings: Mapping[str, tuple[Holding, ...]]
+    seconds: float
+
+    @property
+    def audited(self) -> tuple[Finding, ...]:
+        """Findings about the consortium's own protection."""
+        return tuple(finding for finding in self.findings if not finding.control)
+
+    @property
+    def controls(self) -> tuple[Finding, ...]:
+        """Planted positives: if the attacks do not succeed here, that they fail elsewhere says nothing."""
+        return tuple(finding for finding in self.findings if finding.control)
+
+    @property
+    def best_control(self) -> Finding | None:
+        """The control in which an attack succeeded most; None if none could be attacked."""
+        return strongest(self.controls)
+
+    @property
+    def controls_succeed(self) -> bool:
+        """Whether some attack got most of what guessing leaves open in a control: without it the audit says nothing."""
+        best = self.best_control
+        return best is not None and isinstance(best.outcome, Measured) and best.outcome.advantage > 0.5
+
+    def of(self, party: str) -> tuple[Finding, ...]:
+        """Findings about one party under the consortium's own protection."""
+        return tuple(finding for finding in self.audited if finding.party == party)
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """Names of the audited parties."""
+        return tuple(dict.fromkeys(finding.party for finding in self.audited))
+
+    def shown(self, party: str) -> Finding:
+        """The finding that stands for a party: the strongest, or any where it had nothing to attack.
+
+        Raises:
+            ValueError: If there is no finding about that party.
+        """
+        findings = self.of(party)
+        if not findings:
+            raise ValueError(f"expected one of {', '.join(self.parties)}, got {party!r}")
+        return strongest(findings) or findings[0]
+
+    def control_of(self, party: str) -> Finding | None:
+        """The planted positive beside a party's findings: the control in which an attack succeeded most; None if there is none."""
+        return strongest(finding for finding in self.controls if finding.party == party)
+
+    def to_json(self) -> dict[str, object]:
+        """The audit as JSON values."""
+        return {
+            "mode": self.mode,
+            "protection": self.protection,
+            "clients": self.clients,
+            "rows": self.rows,
+            "repeats": self.repeats,
+            "seconds": self.seconds,
+            "findings": [finding.to_json() for finding in self.findings],
+            "holdings": {
+                name: [{**asdict(holding), "form": holding.form.value} for holding in holdings] for name, holdings in self.holdings.items()
+            },
+        }

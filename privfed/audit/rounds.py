@@ -1,0 +1,167 @@
+"""Canary rounds: real rounds, through the engine and its wire bytes, in which the clients' data are canaries."""
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from privfed.agreement import RoundContext
+from privfed.attacks.facts import Activation, BinaryLoss, GaussianNoise, Sgd, SoftmaxLoss, TrainingFacts
+from privfed.attacks.record import EncryptedRecord, PlaintextRecord, Record
+from privfed.attacks.views import RoundFacts
+from privfed.audit.canaries import Canaries
+from privfed.client import Client
+from privfed.consortium import Consortium, Plaintext
+from privfed.dp.ledger import Ledger
+from privfed.dp.mechanism import Budget
+from privfed.engines.local import Simulation
+from privfed.errors import UnsupportedModelError
+from privfed.he.params import CkksParams
+from privfed.he.secret import SharedKey
+from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
+from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
+from privfed.update import Aggregate, PlainVector
+
+# As a share of the bound on a coordinate: small enough that no coordinate of the control's update is cut off there.
+_CONTROL_LEARNING_RATE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How a canary round is protected. Public.
+
+    Args:
+        training: How each client trains.
+        encrypted: Whether updates travel encrypted, under a key that all clients share.
+    """
+
+    training: TrainingMechanism
+    encrypted: bool
+
+    @property
+    def protection(self) -> str:
+        """What protects, in words."""
+        noise = (
+            f"DP-SGD with noise multiplier {self.training.noise_multiplier:.3g}"
+            if isinstance(self.training, DpSgd)
+            else "no differential privacy"
+        )
+        return f"{'encrypted' if self.encrypted else 'no encryption'}, {noise}"
+
+
+def audited_setting(consortium: Consortium, *, rows: int) -> Setting:
+    """The consortium's own protection, in the case that is worst for a client: one step that visits all its rows.
+
+    Noise, clipping and the step of a single record are those of the client that adds the least noise. A batch of more records, or
+    a sample that leaves rows out, can only hide more.
+    """
+    weakest = min((client.training for client in consortium.clients), key=_noise)
+    training: TrainingMechanism
+    if isinstance(weakest, DpSgd):
+        # The learning rate over the batch size stays what it is, and with it how far a record, or the noise, moves a weight.
+        rate = weakest.learning_rate * rows / weakest.expected_batch_size
+        training = replace(weakest, sample_rate=1.0, steps=1, expected_batch_size=rows, max_records=rows, learning_rate=rate)
+    else:
+        training = replace(weakest, steps=1, batch_size=rows)
+    return Setting(training=training, encrypted=consortium.encrypted)
+
+
+def control_setting(params: CkksParams, *, rows: int, encrypted: bool) -> Setting:
+    """The planted positive: nothing hides the rows from whoever can read the update."""
+    training = NonPrivate(learning_rate=_CONTROL_LEARNING_RATE * params.bound, batch_size=rows, steps=1, seed=0)
+    return Setting(training=training, encrypted=encrypted)
+
+
+def _noise(training: TrainingMechanism) -> float:
+    return training.noise_multiplier if isinstance(training, DpSgd) else 0.0
+
+
+def facts(setting: Setting, model: nn.Module, *, loss: PerSampleLoss, canaries: Canaries) -> RoundFacts:
+    """What everybody knows about a canary round.
+
+    Raises:
+        UnsupportedModelError: If attacks do not know the loss.
+    """
+    training, noise = setting.training, None
+    if isinstance(training, DpSgd):
+        noise = GaussianNoise(noise_multiplier=training.noise_multiplier, max_grad_norm=training.max_grad_norm)
+    return RoundFacts(
+        training=TrainingFacts(
+            optimizer=Sgd(learning_rate=training.learning_rate),
+            loss=_known_loss(loss),
+            steps=training.steps,
+            batch_size=len(canaries),
+            noise=noise,
+        ),
+        activation=_activation(model),
+        schema=canaries.schema,
+    )
+
+
+def _known_loss(loss: PerSampleLoss) -> BinaryLoss | SoftmaxLoss:
+    if isinstance(loss, BinaryCrossEntropy):
+        return BinaryLoss(positive_weight=loss.positive_weight)
+    if loss is binary_cross_entropy:
+        return BinaryLoss()
+    if loss is cross_entropy:
+        return SoftmaxLoss()
+    raise UnsupportedModelError("the attacks know the losses of privfed.training.loss only; nothing was attacked")
+
+
+def _activation(model: nn.Module) -> Activation:
+    layers = [layer for layer in model.modules() if not list(layer.children())]
+    return Activation.RELU if len(layers) > 1 and isinstance(layers[1], nn.ReLU) else Activation.OTHER
+
+
+def hold_canary_round(
+    consortium: Consortium, model: nn.Module, setting: Setting, canaries: Mapping[str, Canaries], *, columns: tuple[str, ...]
+) -> Record:
+    """Holds one round among clients whose data are canaries, with keys, identities and ledgers of its own.
+
+    Args:
+        consortium: Whose policy, parameters, loss and correction to take. Its clients, keys and ledgers are not touched.
+        model: Architecture, and the weights before the round.
+        setting: How the round is protected.
+        canaries: Each client's data.
+        columns: Names of the input columns.
+
+    Returns:
+        The round as it ran.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-audit-")))
+        clients: list[Client] = []
+        for name, made_up in canaries.items():
+            ledger = None
+            if isinstance(setting.training, DpSgd):
+                budget = Budget.unlimited(delta=1e-5)  # the rows are nobody's
+                ledger = stack.enter_context(Ledger.open(folder / f"{name}.ledger", population="canaries", budget=budget))
+            clients.append(Client(name, made_up.samples(columns), training=setting.training, ledger=ledger))
+        keys = SharedKey.generate() if setting.encrypted else Plaintext()
+        rehearsal = Consortium(
+            clients, keys=keys, policy=consortium.policy, params=consortium.params, loss=consortium.loss, correction=consortium.correction
+        )
+        simulation = stack.enter_context(Simulation(rehearsal, model, directory=folder / "run" if setting.encrypted else None))
+        history = simulation.run(rounds=1)
+        coefficients = history.rounds[0].record.coefficients
+        grid = (history.model.values - history.initial.values) * sum(coefficients.values()) / consortium.params.step
+        opened = Aggregate(
+            round=0,
+            vector=PlainVector(layout=history.initial.layout, values=np.rint(grid) * consortium.params.step / sum(coefficients.values())),
+            coefficients=coefficients,
+        )
+        if isinstance(keys, Plaintext):
+            updates = {name: update.vector for name, update in simulation.updates.items()}
+            return PlaintextRecord(params=consortium.params, start=history.initial, opened=opened, updates=updates)
+        server = simulation.server_folder
+        return EncryptedRecord(
+            context=RoundContext(agreement=simulation.agreement, round=0),
+            keys=keys,
+            start=history.initial,
+            opened=opened,
+            stored={str(path.relative_to(server)): path.read_bytes() for path in sorted(server.rglob("*")) if path.is_file()},
+        )

@@ -1,0 +1,180 @@
+"""Attacks canary rounds as each party sees them."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+from torch import nn
+
+from privfed.attacks.adversary import PLAINTEXT_ADVERSARIES, SERVER, SHARED_KEY_ADVERSARIES, Adversary
+from privfed.attacks.facts import TableSchema
+from privfed.attacks.observation import CiphertextOnly, NotApplicable
+from privfed.attacks.scoring import advantage, interval
+from privfed.attacks.views import View, view
+from privfed.audit.canaries import Canaries
+from privfed.audit.findings import Audit, Finding, Measured
+from privfed.audit.rounds import Setting, audited_setting, control_setting, facts, hold_canary_round
+from privfed.audit.suite import SUITE, AuditAttack, Background, Baseline, Score
+from privfed.consortium import Consortium
+from privfed.training.model import scores, values_of
+
+_POOL = 1000
+_TARGET, _INSIDER = "canary_1", "canary_2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """One party looking at canary rounds under one setting; `party` is whom it stands for where it was given a key."""
+
+    setting: Setting
+    adversary: Adversary
+    party: str
+    control: bool
+
+
+def run_audit(
+    consortium: Consortium,
+    model: nn.Module,
+    *,
+    schema: TableSchema,
+    repeats: int = 6,
+    rows: int = 4,
+    attacks: Sequence[AuditAttack[Any]] = SUITE,
+    rng: np.random.Generator | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Audit:
+    """Finds out what each party can read of the clients' rows, by attacking real rounds whose data are canaries.
+
+    Every repeat draws canaries from the schema, then holds a round under the consortium's own protection and one without differential
+    privacy, in which the same attacks must succeed: the planted positive. Parties that see ciphertexts alone get the key there. The
+    consortium's data, keys and ledgers are not touched, and no privacy is spent.
+
+    The rounds are the worst case for a client: as few clients as the policy allows, a few rows each, a single step that visits all of
+    them. The attacks are those of `attacks`: that they fail bounds nothing. What bounds any attack is the epsilon of the ledger.
+
+    Args:
+        consortium: Whose protection is audited: mode, policy, parameters, loss, and the training of the client with the least noise.
+        model: Architecture, and the weights before the round: attack the ones you start from, or the ones you have reached.
+        schema: The columns of the model's input, from public knowledge.
+        repeats: Number of independent batches of canaries, at least 2.
+        rows: Canaries per client, at least 1.
+        attacks: What to try.
+        rng: Source of the canaries; left out, the operating system's entropy.
+        progress: Is called after each repeat with the number of repeats done.
+
+    Raises:
+        ValueError: If an argument is out of its range, or the schema has another number of columns than the data.
+        UnsupportedModelError: If the model or the loss is one that cannot be trained or attacked.
+    """
+    started = time.perf_counter()
+    columns = consortium.clients[0].data.columns
+    if len(columns) != schema.width:
+        raise ValueError(f"expected a schema of {len(columns)} columns, as the clients' data have, got {schema.width}")
+    if repeats < 2 or rows < 1:
+        raise ValueError(f"expected at least 2 repeats and 1 row, got {repeats} and {rows}")
+    if len({attack.name for attack in attacks}) != len(attacks):
+        raise ValueError("expected attacks with names of their own")
+    rng = np.random.default_rng() if rng is None else rng
+    policy = consortium.policy
+    names = [f"canary_{number + 1}" for number in range(max(3, policy.min_clients, -int(-1 // policy.max_share)))]
+    pool = Canaries.draw(schema, count=_POOL, rng=rng)
+    logits = scores(model, values_of(model), pool.rows.astype(np.float32))
+    background = Background(pool=pool, mean_prediction=float(expit(logits).mean()))
+    looks = _looks(consortium, rows=rows)
+    batches = [{name: Canaries.draw(schema, count=rows, rng=rng) for name in names} for _ in range(repeats)]
+    seeds = rng.integers(2**63, size=repeats)
+    outcomes: defaultdict[tuple[_Look, str], list[Score | NotApplicable]] = defaultdict(list)
+    first: dict[_Look, View] = {}
+    for number, canaries in enumerate(batches):
+        for look, seen in _views(looks, consortium, model, canaries, columns=columns):
+            first.setdefault(look, seen)
+            found = [attack.run(seen.observation, background) for attack in attacks]
+            truth = Canaries.together([canaries[name] for name in seen.clients])
+            for attack, result in zip(attacks, found, strict=True):
+                applied = (
+                    result
+                    if isinstance(result, NotApplicable)
+                    else attack.score(result, truth, background, np.random.default_rng(seeds[number]))
+                )
+                outcomes[look, attack.name].append(applied)
+        if progress is not None:
+            progress(number + 1)
+    return Audit(
+        mode=consortium.mode,
+        protection=looks[0].setting.protection,
+        clients=len(names),
+        rows=rows,
+        repeats=repeats,
+        findings=tuple(_finding(look, first[look], attack, outcomes[look, attack.name], rows=rows) for look in looks for attack in attacks),
+        holdings={look.party: first[look].holdings for look in looks if not look.control},
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _looks(consortium: Consortium, *, rows: int) -> tuple[_Look, ...]:
+    """Who looks at what, grouped by setting: the consortium's own protection first, then the controls."""
+    parties = SHARED_KEY_ADVERSARIES if consortium.encrypted else PLAINTEXT_ADVERSARIES
+    audited = audited_setting(consortium, rows=rows)
+    looks = [_Look(setting=audited, adversary=party, party=party.name, control=False) for party in parties]
+    control = control_setting(consortium.params, rows=rows, encrypted=consortium.encrypted)
+    for party in parties:
+        blind = consortium.encrypted and not (party.holds_key or party.gets_model)
+        able = replace(party, name=f"{party.name}, given the key", holds_key=True) if blind else party
+        looks.append(_Look(setting=control, adversary=able, party=party.name, control=True))
+    if consortium.encrypted:
+        contrast = replace(SERVER, name=f"{SERVER.name} of a run without encryption")
+        looks.append(_Look(setting=replace(control, encrypted=False), adversary=contrast, party=SERVER.name, control=True))
+    return tuple(looks)
+
+
+def _views(
+    looks: Sequence[_Look], consortium: Consortium, model: nn.Module, canaries: Mapping[str, Canaries], *, columns: tuple[str, ...]
+) -> Iterator[tuple[_Look, View]]:
+    """Holds one round per setting and shows it to everybody who looks at that setting."""
+    target = canaries[_TARGET]
+    for setting, group in groupby(looks, key=lambda look: look.setting):
+        record = hold_canary_round(consortium, model, setting, canaries, columns=columns)
+        known = facts(setting, model, loss=consortium.loss, canaries=target)
+        for look in group:
+            yield look, view(record, known, look.adversary, target=_TARGET, insider=_INSIDER)
+
+
+def _finding(look: _Look, seen: View, attack: AuditAttack[Any], results: Sequence[Score | NotApplicable], *, rows: int) -> Finding:
+    outcome: Measured | NotApplicable
+    missing = [result for result in results if isinstance(result, NotApplicable)]
+    outcome = (
+        missing[0] if missing else _measured([result for result in results if isinstance(result, Score)], rows=rows * len(seen.clients))
+    )
+    ciphertext = seen.observation.seen
+    return Finding(
+        adversary=look.adversary,
+        party=look.party,
+        attack=attack.name,
+        measure=attack.measure,
+        protection=look.setting.protection,
+        control=look.control,
+        outcome=outcome,
+        bytes_seen=ciphertext.bytes_seen if isinstance(ciphertext, CiphertextOnly) else None,
+    )
+
+
+def _measured(results: Sequence[Score], *, rows: int) -> Measured:
+    baselines = {kind: float(np.mean([result.baseline[kind] for result in results])) for kind in Baseline}
+    stronger = max(baselines, key=lambda kind: baselines[kind])
+    score = interval([result.value[stronger] for result in results])
+    return Measured(
+        score=score,
+        baseline=baselines[stronger],
+        stronger=stronger,
+        baselines=baselines,
+        advantage=advantage(score.mean, baseline=baselines[stronger]),
+        certified=float(np.mean([result.certified - result.false for result in results])),
+        false_certificates=sum(result.false for result in results),
+        rows=rows,
+        example=results[0].example,
+    )

@@ -1,0 +1,151 @@
+"""`privfed simulate`."""
+
+import tempfile
+from contextlib import ExitStack
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from privfed.cli.terminal import AsJson, CsvFile, bytes_of, number, print_json, round_progress, table, use_one_core
+
+if TYPE_CHECKING:
+    from privfed.scenario import Outcome
+
+_QUICK_ROUNDS, _QUICK_STEPS = 2, 10
+
+
+class Features(Enum):
+    """What `--features` takes."""
+
+    PRE = "pre"
+    NOBAL = "nobal"
+
+
+def simulate(
+    file: CsvFile,
+    *,
+    banks: Annotated[int, typer.Option(help="Number of simulated banks, at least 3.")] = 5,
+    alpha: Annotated[float, typer.Option(help="How alike the banks are: 0.1 extreme skew, 0.5 a consortium, 1 moderate.")] = 0.5,
+    features: Annotated[
+        Features, typer.Option(help="What the model sees: type, hour, amount (nobal), and balances before the transaction (pre).")
+    ] = Features.PRE,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 20,
+    epsilon: Annotated[float, typer.Option(help="Privacy budget of each bank for all rounds together.")] = 4.0,
+    delta: Annotated[float, typer.Option(help="The other half of the budget: far below one over the records of a bank.")] = 1e-5,
+    non_private: Annotated[bool, typer.Option("--non-private", help="Train without noise, for comparison. Nothing is promised.")] = False,
+    seed: Annotated[int, typer.Option(help="Fixes who gets which record, and the test set. Never noise, never keys.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="New or empty folder for history.json, model.npz and the ledgers.", show_default=False),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=f"{_QUICK_ROUNDS} short rounds, to see that everything works.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train on your own transactions as if they lay at several banks: encrypted updates, DP-SGD at each bank.
+
+    FILE.csv holds transactions in the columns of Kaggle's PaySim log, gzipped if you like; it is only read. A quarter of the records
+    is set aside for evaluation, and the others are dealt to the banks by a Dirichlet distribution. Counts and quality are shown
+    because you hold all the data; real banks must not publish theirs.
+
+    ```
+    privfed simulate log.csv --quick
+    privfed simulate log.csv --banks 5 --epsilon 4 --out run1
+    ```
+    """
+    with ExitStack() as stack:
+        progress = stack.enter_context(round_progress(quiet=as_json))
+        from privfed.data.paysim import NOBAL, PRE, load_paysim  # noqa: PLC0415 # --help must not wait for pandas and torch
+        from privfed.dp.mechanism import Budget  # noqa: PLC0415
+        from privfed.scenario import Scenario, run_scenario  # noqa: PLC0415
+
+        use_one_core()
+        scenario = Scenario(
+            banks=banks,
+            alpha=alpha,
+            feature_set={Features.PRE: PRE, Features.NOBAL: NOBAL}[features],
+            rounds=_QUICK_ROUNDS if quick else rounds,
+            steps=_QUICK_STEPS if quick else Scenario().steps,
+            budget=Budget.unlimited(delta=delta) if non_private else Budget(epsilon=epsilon, delta=delta),
+            seed=seed,
+        )
+        folder = _empty(out) if out else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-simulate-")))
+        progress.preparing(f"Reading {file.name}")
+        transactions = load_paysim(file)
+        progress.training(scenario.rounds)
+        outcome = run_scenario(transactions, scenario, ledgers=folder, progress=progress.round)
+    if out:
+        outcome.save(out)
+    if as_json:
+        print_json(outcome.to_json())
+    else:
+        _show(outcome, out)
+
+
+def _empty(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ValueError(f"expected {folder} to be a new or empty folder; nothing was read or overwritten; give --out another one")
+    return folder
+
+
+def _show(outcome: "Outcome", out: Path | None) -> None:
+    from privfed.training.mechanism import DpSgd  # noqa: PLC0415
+
+    history, budget = outcome.history, outcome.scenario.budget
+    console = Console()
+    rounds = (
+        (
+            str(summary.record.round + 1),
+            str(len(summary.record.participants)),
+            number(summary.evaluation.pr_auc) if summary.evaluation else "-",
+            number(summary.evaluation.recall_at_1_percent_fpr) if summary.evaluation else "-",
+            bytes_of(sum(summary.record.bytes_up.values()) / len(summary.record.bytes_up)),
+            f"{sum(summary.record.seconds.values()):.1f}",
+        )
+        for summary in history.rounds
+    )
+    console.print(
+        table(
+            "The model, round by round",
+            ("round", "banks in sum", "PR-AUC", "recall at 1 % FPR", "sent per bank", "seconds"),
+            rows=rounds,
+            left=0,
+            caption=f"On the quarter set aside (simulation only). Guessing has a PR-AUC of {outcome.prevalence:.4f}.",
+        )
+    )
+    banks = (
+        (
+            bank.name,
+            f"{bank.records:,}",
+            f"{bank.frauds:,}",
+            f"{mechanism.noise_multiplier:.2f}" if isinstance(mechanism := history.training[bank.name], DpSgd) else "none",
+            f"{history.epsilon[bank.name]:.2f}",
+            f"{budget.epsilon:g}",
+            f"{budget.delta:g}",
+            bytes_of(bank.bytes_up),
+        )
+        for bank in outcome.banks
+    )
+    console.print()
+    console.print(
+        table(
+            "The banks",
+            ("bank", "records", "frauds", "noise", "epsilon spent", "of", "at delta", "sent"),
+            rows=banks,
+            caption="Records and frauds: simulation only. Noise: standard deviation over the clipping norm.",
+        )
+    )
+    console.print()
+    console.print(
+        f"Updates travelled encrypted: {history.bytes_up_per_parameter:.2f} bytes per parameter up, "
+        f"{history.bytes_down_per_parameter:.2f} down ({history.model.layout.size} parameters). Trust mode {history.mode}: every bank "
+        "holds the key, the server none."
+    )
+    for note in outcome.notes:
+        console.print(f"[yellow]Note:[/yellow] {escape(note)}")
+    if out:
+        console.print(f"Written to {escape(str(out))}: history.json, model.npz, and a ledger per bank (privfed ledger show).")

@@ -1,0 +1,281 @@
+"""Ledgers that cannot be set back: in every round each party shows its ledger's head, and the others remember and sign it.
+
+A copy of all files of a ledger from last week belongs together and holds; nothing at the owner can tell. But its head does not
+extend the one that the peers remember, and they refuse it in the next round. They learn how many rows there are, and nothing
+about what is in them. It takes one peer whose own memory was not set back.
+
+A round goes: reserve, `state_head`, every other participant answers with `HeadMemory.countersign`, `record` the answers, upload.
+"""
+
+import os
+import sqlite3
+import stat
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from privfed.dp._chain import extend
+from privfed.dp.entries import Party, Signer
+from privfed.dp.ledger import Ledger
+from privfed.errors import InvalidMessageError, LedgerError, LedgerTamperedError, RoundMismatchError
+
+CONTEXT_BYTES: Final = 32
+_HASH_BYTES: Final = 32
+_SIGNATURE_BYTES: Final = 64
+_NUMBER_BYTES: Final = 8
+_MOST_TEXT: Final = 1000
+_MOST_LINKS: Final = 1_000_000
+_TAG: Final = b"privfed ledger head v1"
+_COUNTERSIGN_TAG: Final = b"privfed ledger head countersigned v1"
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS heads (
+    owner TEXT NOT NULL,
+    population TEXT NOT NULL,
+    rows INTEGER NOT NULL,
+    head BLOB NOT NULL,
+    PRIMARY KEY (owner, population)
+)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadStatement:
+    """A party's signed word on how its ledger grew. All fields are public.
+
+    Args:
+        owner: Name of the party.
+        population: Declared name of the data set.
+        context: What it was stated for: 32 bytes, for example `RoundContext.digest`.
+        start: Number of rows from which it shows the growth.
+        start_head: Head at that point.
+        links: What every row since then added, see `Ledger.links`.
+    """
+
+    owner: str
+    population: str
+    context: bytes
+    start: int
+    start_head: bytes
+    links: tuple[bytes, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows now."""
+        return self.start + len(self.links)
+
+    @property
+    def head(self) -> bytes:
+        """Head now."""
+        return extend(self.start_head, self.links)
+
+    def head_of(self, rows: int) -> bytes:
+        """Head when there were so many rows, from `start` to `rows`."""
+        return extend(self.start_head, self.links[: rows - self.start])
+
+    @property
+    def countersigned(self) -> bytes:
+        """What a peer signs: that it saw this head, for this."""
+        return _COUNTERSIGN_TAG + _text(self.owner) + _text(self.population) + self.context + _number(self.rows) + self.head
+
+
+def state_head(ledger: Ledger, signer: Signer, *, context: bytes, peers: tuple[str, ...]) -> bytes:
+    """The signed statement of a ledger's head, for its owner's peers.
+
+    Args:
+        ledger: The owner's.
+        signer: The owner's key.
+        context: What it is stated for, 32 bytes; the same at every party.
+        peers: Names of those that will read it, at least one. It shows the growth since the oldest head that one of them
+            countersigned, and everything to one that never did: a peer has seen at least what its countersignature says.
+
+    Raises:
+        ValueError: If the context is not 32 bytes, or there is no peer.
+    """
+    if len(context) != CONTEXT_BYTES or not peers:
+        raise ValueError(f"expected a context of {CONTEXT_BYTES} bytes and at least one peer, got {len(context)} and {len(peers)}")
+    start = min(ledger.countersigned(peer) for peer in peers)
+    links = ledger.links(start)
+    body = _text(signer.name) + _text(ledger.population) + context + _number(start) + ledger.head_of(start)
+    message = _TAG + body + _number(len(links)) + b"".join(links)
+    return message + signer.sign(message)
+
+
+def read_statement(data: bytes, *, owner: Party, context: bytes) -> HeadStatement:
+    """The statement in bytes from a peer. The signature is verified before anything is parsed.
+
+    Raises:
+        InvalidMessageError: If the owner did not sign it, or it is malformed.
+        RoundMismatchError: If it is authentic and was stated for something else.
+    """
+    if len(data) > _SIGNATURE_BYTES + len(_TAG) + 2 * _MOST_TEXT + (_MOST_LINKS + 4) * _HASH_BYTES:
+        raise InvalidMessageError
+    message, signature = data[:-_SIGNATURE_BYTES], data[-_SIGNATURE_BYTES:]
+    owner.verify(message, signature)
+    reader = _Reader(message)
+    if reader.take(len(_TAG)) != _TAG:
+        raise InvalidMessageError
+    statement = HeadStatement(
+        owner=reader.text(),
+        population=reader.text(),
+        context=reader.take(CONTEXT_BYTES),
+        start=reader.number(),
+        start_head=reader.take(_HASH_BYTES),
+        links=tuple(reader.take(_HASH_BYTES) for _ in range(reader.number())),
+    )
+    reader.end()
+    if statement.owner != owner.name:
+        raise InvalidMessageError
+    if statement.context != context:
+        raise RoundMismatchError(f"{owner.name!r} stated the head of its ledger for another round; nothing was countersigned")
+    return statement
+
+
+class HeadMemory:
+    """What a party remembers of the ledgers of others, durably. It holds no data and nothing about any budget.
+
+    Args:
+        path: SQLite file of this party and no other, made with mode 0600 if it is not there. It must survive restarts: a party that
+            loses it takes each ledger as it is shown next.
+
+    Raises:
+        PermissionError: If others than the owner may write the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if os.name == "posix" and stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o022:
+                raise PermissionError(f"expected {path.name} to be writable by its owner only; run chmod 600 on it")
+        finally:
+            os.close(descriptor)
+        self._path = path
+        with self._transaction() as connection:
+            connection.execute(_SCHEMA)
+
+    @contextmanager
+    def _transaction(self) -> Generator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._path, isolation_level=None, timeout=60)) as connection:
+            connection.execute("PRAGMA synchronous = EXTRA")
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def known_rows(self, owner: str, population: str) -> int | None:
+        """How many rows the ledger had when it was last shown; None if it never was."""
+        with self._transaction() as connection:
+            found = self._find(connection, owner, population)
+        return None if found is None else found[0]
+
+    def countersign(self, data: bytes, *, owner: Party, population: str, context: bytes, signer: Signer) -> bytes:
+        """Checks that a ledger extends what was last seen of it, remembers its head, and signs it.
+
+        The head is remembered before it is signed. The same statement again gets the same answer.
+
+        Args:
+            data: What the owner's `state_head` returned.
+            owner: The pinned identity of the ledger's owner.
+            population: The data set that it takes part with, as it was agreed.
+            context: What the statement must be for, 32 bytes.
+            signer: This party's key.
+
+        Returns:
+            A signature, 64 bytes.
+
+        Raises:
+            LedgerTamperedError: If the ledger does not extend what was last seen; nothing was countersigned or remembered.
+            LedgerError: If the statement begins after what was last seen; nothing was countersigned or remembered.
+            InvalidMessageError, RoundMismatchError: As `read_statement`, or if it speaks of another population.
+        """
+        statement = read_statement(data, owner=owner, context=context)
+        if statement.population != population:
+            raise InvalidMessageError
+        with self._transaction() as connection:
+            found = self._find(connection, owner.name, population)
+            if found is not None:
+                _check_growth(statement, *found)
+            connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?)", (owner.name, population, statement.rows, statement.head))
+        return signer.sign(statement.countersigned)
+
+    @staticmethod
+    def _find(connection: sqlite3.Connection, owner: str, population: str) -> tuple[int, bytes] | None:
+        query = "SELECT rows, head FROM heads WHERE owner = ? AND population = ?"
+        found: tuple[int, bytes] | None = connection.execute(query, (owner, population)).fetchone()
+        return found
+
+
+def record(ledger: Ledger, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, owner: Party, context: bytes) -> None:
+    """Keeps the peers' countersignatures in the ledger, for auditors, and to know what each peer has seen.
+
+    Args:
+        ledger: The owner's.
+        statement: What `state_head` returned.
+        answers: Of each peer, its pinned identity and what its `HeadMemory.countersign` returned.
+        owner: The owner's public identity.
+        context: What the statement was for, 32 bytes.
+
+    Raises:
+        InvalidMessageError: If an answer is not a peer's signature under this head; nothing was recorded.
+        LedgerError: If the statement is not about this ledger, or writing failed.
+    """
+    stated = read_statement(statement, owner=owner, context=context)
+    if stated.population != ledger.population or stated.rows > len(ledger.rows()) or stated.head != ledger.head_of(stated.rows):
+        raise LedgerError("the statement is about another ledger; nothing was recorded")
+    for peer, signature in answers:
+        peer.verify(stated.countersigned, signature)
+    ledger.record_countersignatures(rows=stated.rows, context=context, signatures={peer.name: signature for peer, signature in answers})
+
+
+def _check_growth(statement: HeadStatement, rows: int, head: bytes) -> None:
+    what = f"the ledger of {statement.owner!r} for {statement.population!r}"
+    if statement.start > rows:
+        raise LedgerError(
+            f"{what} was last seen with {rows} rows and is shown from row {statement.start} on only; nothing was countersigned; its "
+            "owner must show all that this party has not countersigned"
+        )
+    if statement.rows < rows or statement.head_of(rows) != head:
+        raise LedgerTamperedError(
+            f"{what} does not extend the one that was seen before, of {rows} rows; nothing was countersigned; it was set back or "
+            "replaced: treat its budget as used up until its owner shows the ledger that was seen"
+        )
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return len(encoded).to_bytes(2, "big") + encoded
+
+
+def _number(number: int) -> bytes:
+    return number.to_bytes(_NUMBER_BYTES, "big")
+
+
+class _Reader:
+    """Takes authentic bytes apart."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def take(self, count: int) -> bytes:
+        if count > len(self._data) - self._at:
+            raise InvalidMessageError
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def number(self) -> int:
+        return int.from_bytes(self.take(_NUMBER_BYTES), "big")
+
+    def text(self) -> str:
+        try:
+            return self.take(int.from_bytes(self.take(2), "big")).decode()
+        except UnicodeDecodeError:
+            raise InvalidMessageError from None
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise InvalidMessageError

@@ -1,0 +1,108 @@
+"""Plain minibatch SGD of many clients at once, for simulations: one stacked model instead of one after another.
+
+Small models spend their time between operations, not in them. With the weights of all clients stacked, a step of all of them takes
+little longer than a step of one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from privfed.data.samples import Samples
+from privfed.errors import LayoutMismatchError, UnsupportedModelError
+from privfed.training.loss import PerSampleLoss, check_loss
+from privfed.training.mechanism import NonPrivate, TrainingResult
+from privfed.training.model import check_model, layout_of, trainable_parameters
+from privfed.training.sgd import _batches
+from privfed.update import PlainVector
+
+
+def train_together(
+    module: nn.Module,
+    start: PlainVector,
+    clients: Sequence[Samples],
+    *,
+    mechanism: NonPrivate,
+    loss: PerSampleLoss,
+    round: int = 0,  # noqa: A002
+) -> list[TrainingResult]:
+    """What `train` returns for each of the clients, but for the last digits of float32, which depend on the order of sums.
+
+    No argument is changed. All memory that one client needs in a step is needed once per client.
+
+    Args:
+        module: The architecture, as `train` takes it, of layers that `torch.vmap` knows.
+        start: Weights to start from, public; rounded to float32.
+        clients: Records of each client, at least one, all with the same number of columns. Private.
+        mechanism: How each of them trains.
+        loss: Loss per record, from that record alone.
+        round: Number of the round, from 0.
+
+    Raises:
+        PrivFedError: Whatever `train` refuses, or a model that cannot be stacked; nothing was trained.
+        ValueError: If there is no client, their columns differ, or the weights of one became infinite or NaN.
+    """
+    if not clients or len({samples.features.shape[1] for samples in clients}) != 1:
+        raise ValueError("expected at least one client, and records of the same columns")
+    check_model(module)
+    layout = layout_of(module)
+    if start.layout != layout:
+        raise LayoutMismatchError("the weights do not have the layout of the model; nothing was trained")
+    labels = np.concatenate([samples.labels for samples in clients])
+    check_loss(module, loss, inputs=clients[0].features.shape[1], labels=labels)
+    features, targets = torch.from_numpy(np.concatenate([samples.features for samples in clients])), torch.from_numpy(labels)
+    places, counted = _plan(clients, mechanism=mechanism, round=round)
+    begin = {name: torch.from_numpy(tensor.astype(np.float32)) for name, tensor in layout.unflatten(start).items()}
+    weights = {name: tensor.expand(len(clients), *tensor.shape).clone().requires_grad_() for name, tensor in begin.items()}
+    stacked = torch.vmap(lambda some, rows: functional_call(module, some, (rows,)))
+    training = module.training
+    module.train()
+    try:
+        for batch in places:
+            outputs = _forward(stacked, weights, features[batch])
+            losses = loss(outputs.flatten(0, 1), targets[batch].flatten()).reshape(batch.shape)
+            # Each client's weights get the gradient of its own mean loss: the sum over clients ties none to another.
+            gradients = torch.autograd.grad((losses * counted).sum(), list(weights.values()))
+            with torch.no_grad():
+                for tensor, gradient in zip(weights.values(), gradients, strict=True):
+                    tensor.sub_(gradient, alpha=mechanism.learning_rate)
+    finally:
+        module.train(training)
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+        raise ValueError("expected a learning_rate at which the weights stay finite; they did not, and no update was made")
+    moved = torch.cat([(weights[name].detach().double() - begin[name].double()).flatten(1) for name in trainable_parameters(module)], dim=1)
+    return [
+        TrainingResult(
+            update_values=PlainVector(layout=layout, values=row), steps=mechanism.steps, private_randomness=False, zeroed_gradients=0
+        )
+        for row in moved.numpy()
+    ]
+
+
+def _plan(clients: Sequence[Samples], *, mechanism: NonPrivate, round: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: A002
+    """Which record each client looks at, of shape (steps, clients, batch), and the weight of each in its mean, (clients, batch).
+
+    Batches of clients with fewer records are filled up with records of weight 0.
+    """
+    sizes = [min(mechanism.batch_size, len(samples)) for samples in clients]
+    places = np.zeros((mechanism.steps, len(clients), max(sizes)), dtype=np.int64)
+    counted = np.zeros((len(clients), max(sizes)), dtype=np.float32)
+    offset = 0
+    for client, (samples, size) in enumerate(zip(clients, sizes, strict=True)):
+        places[:, client] = offset
+        for step, batch in enumerate(_batches(len(samples), mechanism=mechanism, round=round)):
+            places[step, client, :size] = offset + batch
+        counted[client, :size] = 1 / size
+        offset += len(samples)
+    return torch.from_numpy(places), torch.from_numpy(counted)
+
+
+def _forward(stacked: Callable[..., Any], weights: dict[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    try:
+        return stacked(weights, rows)
+    except (RuntimeError, ValueError) as error:
+        raise UnsupportedModelError("the model has layers that cannot be stacked; train its clients one by one") from error

@@ -1,0 +1,354 @@
+"""A ledger that was set back is refused by those who saw it, and by nobody else."""
+
+import shutil
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from privfed.dp.countersign import HeadMemory, read_statement, record, state_head
+from privfed.dp.ledger import Ledger
+from privfed.dp.mechanism import Budget, GaussianRelease
+from privfed.errors import InvalidMessageError, LedgerError, LedgerTamperedError, RoundMismatchError
+from privfed.identity import Identity
+
+BUDGET = Budget(epsilon=1.0, delta=1e-5)
+EVENT = GaussianRelease(noise_multiplier=40.0)
+NAMES = ("bank_a", "bank_b", "bank_c")
+
+
+def context_of(number: int) -> bytes:
+    return sha256(f"round {number}".encode()).digest()
+
+
+@dataclass
+class Bank:
+    """A bank with everything that it has on disk in one folder."""
+
+    folder: Path
+    identity: Identity
+    ledger: Ledger = field(init=False)
+    memory: HeadMemory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.open()
+
+    def open(self) -> None:
+        self.ledger = Ledger.open(self.folder / "privacy.ledger", population=self.identity.name, budget=BUDGET)
+        self.memory = HeadMemory(self.folder / "heads.sqlite")
+
+    def backup(self, to: Path) -> None:
+        self.ledger.close()
+        shutil.copytree(self.folder, to)
+        self.open()
+
+    def restore(self, copy: Path) -> None:
+        """Puts back *every* file."""
+        self.ledger.close()
+        shutil.rmtree(self.folder)
+        shutil.copytree(copy, self.folder)
+        self.open()
+
+    def spend(self, number: int, attempt: int = 0) -> None:
+        self.ledger.reserve(EVENT, session=b"session", round=number, attempt=attempt)
+
+    def state(self, number: int, peers: tuple[str, ...]) -> bytes:
+        return state_head(self.ledger, self.identity, context=context_of(number), peers=peers)
+
+
+class Consortium:
+    def __init__(self, folder: Path) -> None:
+        self.banks = {name: Bank(folder / name, Identity.generate(name)) for name in NAMES}
+
+    def hold(self, number: int) -> None:
+        """What each round does with the ledgers."""
+        for bank in self.banks.values():
+            bank.spend(number)
+        for bank in self.banks.values():
+            self.show(bank, number)
+
+    def show(self, bank: Bank, number: int) -> None:
+        peers = [peer for peer in self.banks.values() if peer is not bank]
+        statement = bank.state(number, tuple(peer.identity.name for peer in peers))
+        answers = [(peer.identity.public, self.ask(peer, bank, statement, number)) for peer in peers]
+        record(bank.ledger, statement, answers, owner=bank.identity.public, context=context_of(number))
+
+    @staticmethod
+    def ask(peer: Bank, owner: Bank, statement: bytes, number: int) -> bytes:
+        return peer.memory.countersign(
+            statement,
+            owner=owner.identity.public,
+            population=owner.identity.name,
+            context=context_of(number),
+            signer=peer.identity,
+        )
+
+    def close(self) -> None:
+        for bank in self.banks.values():
+            bank.ledger.close()
+
+
+@pytest.fixture
+def consortium(tmp_path: Path) -> Iterator[Consortium]:
+    made = Consortium(tmp_path)
+    yield made
+    made.close()
+
+
+# --- setting back -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds_after", [0, 1, 5])
+def test_restoring_every_local_file_to_an_older_state_is_refused_by_the_peers_in_the_next_round(
+    consortium: Consortium, tmp_path: Path, rounds_after: int
+) -> None:
+    bank = consortium.banks["bank_a"]
+    consortium.hold(0)
+    bank.backup(tmp_path / "copy")
+    consortium.hold(1)
+    spent = bank.ledger.spent()
+    bank.restore(tmp_path / "copy")
+    bank.ledger.verify()  # nothing at the bank can tell
+    assert bank.ledger.spent() < spent
+    for number in range(1, 2 + rounds_after):  # as many rows as before, or more
+        bank.spend(number, attempt=7)
+    memories = [consortium.banks[name].memory.known_rows("bank_a", "bank_a") for name in ("bank_b", "bank_c")]
+    statement = bank.state(2, ("bank_b", "bank_c"))
+    for name in ("bank_b", "bank_c"):
+        with pytest.raises(LedgerTamperedError, match="does not extend the one that was seen before.*nothing was countersigned"):
+            consortium.ask(consortium.banks[name], bank, statement, 2)
+    assert memories == [consortium.banks[name].memory.known_rows("bank_a", "bank_a") for name in ("bank_b", "bank_c")]
+
+
+def test_the_same_charge_made_again_after_setting_back_is_another_row(consortium: Consortium, tmp_path: Path) -> None:
+    bank = consortium.banks["bank_a"]
+    consortium.hold(0)
+    bank.backup(tmp_path / "copy")
+    bank.spend(1)
+    consortium.show(bank, 1)
+    rows = len(bank.ledger.rows())
+    bank.restore(tmp_path / "copy")
+    bank.spend(1)  # the same event at the same place, perhaps in the same second
+    bank.ledger.record_countersignatures(rows=1, context=bytes(32), signatures={})
+    assert len(bank.ledger.rows()) == rows
+    with pytest.raises(LedgerTamperedError):
+        consortium.ask(consortium.banks["bank_b"], bank, bank.state(2, ("bank_b",)), 2)
+
+
+def test_a_new_ledger_for_the_same_population_is_refused(consortium: Consortium) -> None:
+    bank = consortium.banks["bank_a"]
+    consortium.hold(0)
+    bank.ledger.close()
+    shutil.rmtree(bank.folder)
+    bank.folder.mkdir()
+    bank.open()
+    for number in range(10):
+        bank.spend(number)
+    with pytest.raises(LedgerTamperedError):
+        consortium.ask(consortium.banks["bank_b"], bank, bank.state(1, ("bank_b", "bank_c")), 1)
+
+
+def test_a_peer_that_was_set_back_itself_is_caught_by_the_other_and_one_memory_is_enough(consortium: Consortium, tmp_path: Path) -> None:
+    bank, accomplice, honest = consortium.banks.values()
+    consortium.hold(0)
+    for party in (bank, accomplice):
+        party.backup(tmp_path / f"copy of {party.identity.name}")
+    consortium.hold(1)
+    for party in (bank, accomplice):
+        party.restore(tmp_path / f"copy of {party.identity.name}")
+        party.spend(2)
+    statement = bank.state(2, ("bank_b", "bank_c"))
+    consortium.ask(accomplice, bank, statement, 2)
+    with pytest.raises(LedgerTamperedError):
+        consortium.ask(honest, bank, statement, 2)
+    with pytest.raises(LedgerTamperedError):
+        consortium.ask(honest, accomplice, accomplice.state(2, ("bank_c",)), 2)
+
+
+def test_a_statement_that_leaves_out_what_a_peer_saw_is_refused(consortium: Consortium) -> None:
+    bank = consortium.banks["bank_a"]
+    consortium.hold(0)
+    bank.ledger.record_countersignatures(rows=len(bank.ledger.rows()), context=bytes(32), signatures={"bank_b": bytes(64)})
+    with pytest.raises(LedgerError, match=r"is shown from row \d+ on only; nothing was countersigned"):
+        consortium.ask(consortium.banks["bank_b"], bank, bank.state(1, ("bank_b",)), 1)
+
+
+# --- honest rounds ------------------------------------------------------------------------------------------------------------------
+
+
+def test_honest_ledgers_are_countersigned_in_every_round_also_after_restarts(consortium: Consortium) -> None:
+    for number in range(4):
+        consortium.hold(number)
+        for bank in consortium.banks.values():
+            bank.ledger.close()
+            bank.open()
+    bank = consortium.banks["bank_a"]
+    text = bank.ledger.text()
+    assert text.count("countersigned by bank_b, bank_c") == 4
+    assert bank.ledger.countersigned("bank_b") == len(bank.ledger.rows()) - 1
+    assert bank.ledger.countersigned("bank_a") == 0
+
+
+def test_a_peer_that_missed_rounds_or_joins_late_is_shown_what_it_did_not_see(consortium: Consortium) -> None:
+    bank, regular, late = consortium.banks.values()
+    for number in range(3):
+        bank.spend(number)
+        statement = bank.state(number, ("bank_b",))
+        answers = [(regular.identity.public, consortium.ask(regular, bank, statement, number))]
+        record(bank.ledger, statement, answers, owner=bank.identity.public, context=context_of(number))
+    assert late.memory.known_rows("bank_a", "bank_a") is None
+    consortium.ask(late, bank, bank.state(3, ("bank_b", "bank_c")), 3)
+    assert late.memory.known_rows("bank_a", "bank_a") == len(bank.ledger.rows())
+
+
+def test_an_answer_that_was_lost_may_be_asked_for_again(consortium: Consortium) -> None:
+    bank, peer, _ = consortium.banks.values()
+    bank.spend(0)
+    statement = bank.state(0, ("bank_b",))
+    first = consortium.ask(peer, bank, statement, 0)  # the owner crashes before it records it
+    bank.ledger.close()
+    bank.open()
+    assert consortium.ask(peer, bank, statement, 0) == first
+    bank.spend(0, attempt=1)
+    consortium.ask(peer, bank, bank.state(1, ("bank_b",)), 1)
+
+
+def test_statements_tell_nothing_about_rows(consortium: Consortium) -> None:
+    bank = consortium.banks["bank_a"]
+    for number in range(3):
+        bank.spend(number)
+    statement = bank.state(0, ("bank_b",))
+    assert b"session" not in statement
+    assert b"noise" not in statement
+    read = read_statement(statement, owner=bank.identity.public, context=context_of(0))
+    assert len(set(read.links)) == 4  # also of rows that say the same
+    assert (read.rows, read.head) == (4, bank.ledger.head)
+
+
+# --- bytes --------------------------------------------------------------------------------------------------------------------------
+
+
+def ask(bank: Bank, peer: Bank, statement: bytes, **changes: object) -> bytes:
+    usual: dict[str, object] = {"owner": bank.identity.public, "population": "bank_a", "context": context_of(0), "signer": peer.identity}
+    return peer.memory.countersign(statement, **(usual | changes))  # type: ignore[arg-type]
+
+
+def test_a_statement_of_another_party_population_or_round_is_not_countersigned(consortium: Consortium) -> None:
+    bank, peer, other = consortium.banks.values()
+    bank.spend(0)
+    statement = bank.state(0, ("bank_b",))
+    with pytest.raises(InvalidMessageError):
+        ask(bank, peer, statement, owner=other.identity.public)
+    with pytest.raises(InvalidMessageError):
+        ask(bank, peer, statement, population="other data")
+    with pytest.raises(RoundMismatchError, match="nothing was countersigned"):
+        ask(bank, peer, statement, context=context_of(1))
+    impostor = Identity.generate("bank_a")
+    forged = state_head(bank.ledger, impostor, context=context_of(0), peers=("bank_b",))
+    with pytest.raises(InvalidMessageError):
+        ask(bank, peer, forged)
+    lent = Identity(name="bank_x", key=bank.identity._key)  # the right key, another name
+    with pytest.raises(InvalidMessageError):
+        ask(bank, peer, state_head(bank.ledger, lent, context=context_of(0), peers=("bank_b",)))
+    assert peer.memory.known_rows("bank_a", "bank_a") is None
+    ask(bank, peer, statement)
+
+
+@given(position=st.integers(0, 10_000), change=st.integers(1, 255), cut=st.booleans())
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_changed_or_cut_statement_is_not_valid(one: tuple[Bank, bytes], position: int, change: int, *, cut: bool) -> None:
+    bank, statement = one
+    position %= len(statement)
+    spoiled = bytearray(statement)
+    spoiled[position] ^= change
+    with pytest.raises(InvalidMessageError):
+        read_statement(statement[:position] if cut else bytes(spoiled), owner=bank.identity.public, context=context_of(0))
+
+
+@pytest.fixture
+def one(consortium: Consortium) -> tuple[Bank, bytes]:
+    bank = consortium.banks["bank_a"]
+    bank.spend(0)
+    return bank, bank.state(0, ("bank_b",))
+
+
+@pytest.mark.parametrize("spoil", [lambda body: body + b"more", lambda body: body[:-1], lambda body: b"", lambda body: b"X" + body[1:]])
+def test_authentic_bytes_that_are_no_statement_are_not_valid(one: tuple[Bank, bytes], spoil: Callable[[bytes], bytes]) -> None:
+    bank, statement = one
+    body = spoil(statement[:-64])
+    with pytest.raises(InvalidMessageError):
+        read_statement(body + bank.identity.sign(body), owner=bank.identity.public, context=context_of(0))
+
+
+def test_a_name_that_is_no_text_and_a_huge_message_are_not_valid(one: tuple[Bank, bytes]) -> None:
+    bank, statement = one
+    body = statement[:-64].replace(b"bank_a", b"\xff\xfe\xfd\xfc\xfb\xfa", 1)
+    with pytest.raises(InvalidMessageError):
+        read_statement(body + bank.identity.sign(body), owner=bank.identity.public, context=context_of(0))
+    with pytest.raises(InvalidMessageError):
+        read_statement(bytes(40_000_000), owner=bank.identity.public, context=context_of(0))
+
+
+def test_only_signatures_of_peers_under_this_head_are_recorded(one: tuple[Bank, bytes], consortium: Consortium) -> None:
+    bank, statement = one
+    peer = consortium.banks["bank_b"]
+    where = {"owner": bank.identity.public, "context": context_of(0)}
+    answer = ask(bank, peer, statement)
+    rows = bank.ledger.rows()
+    for wrong in (bytes(64), peer.identity.sign(statement), consortium.banks["bank_c"].identity.sign(statement)):
+        with pytest.raises(InvalidMessageError):
+            record(bank.ledger, statement, [(peer.identity.public, wrong)], **where)
+    with pytest.raises(LedgerError, match="another ledger; nothing was recorded"):
+        record(peer.ledger, statement, [(peer.identity.public, answer)], **where)
+    assert bank.ledger.rows() == rows
+    record(bank.ledger, statement, [(peer.identity.public, answer)], **where)
+    assert bank.ledger.countersigned("bank_b") == len(rows)
+
+
+@pytest.mark.parametrize(("context", "peers"), [(b"short", ("bank_b",)), (bytes(32), ())])
+def test_a_head_is_stated_for_something_and_to_somebody(one: tuple[Bank, bytes], context: bytes, peers: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="expected a context"):
+        state_head(one[0].ledger, one[0].identity, context=context, peers=peers)
+
+
+# --- memory -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_is_remembered_before_it_is_signed(one: tuple[Bank, bytes], consortium: Consortium) -> None:
+    class CrashError(Exception):
+        pass
+
+    class CrashingSigner:
+        name, public = "bank_b", consortium.banks["bank_b"].identity.public
+
+        def sign(self, message: bytes) -> bytes:
+            raise CrashError
+
+    bank, statement = one
+    peer = consortium.banks["bank_b"]
+    with pytest.raises(CrashError):
+        ask(bank, peer, statement, signer=CrashingSigner())
+    assert HeadMemory(peer.folder / "heads.sqlite").known_rows("bank_a", "bank_a") == 2
+
+
+def test_memory_is_its_owners_and_survives(one: tuple[Bank, bytes], consortium: Consortium) -> None:
+    bank, statement = one
+    peer = consortium.banks["bank_b"]
+    ask(bank, peer, statement)
+    file = peer.folder / "heads.sqlite"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o660)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        HeadMemory(file)
+    file.chmod(0o600)
+    assert HeadMemory(file).known_rows("bank_a", "bank_a") == 2
+    connection = sqlite3.connect(file)
+    assert connection.execute("SELECT count(*) FROM heads").fetchone() == (1,)
+    connection.close()

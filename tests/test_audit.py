@@ -1,0 +1,376 @@
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privfed.attacks.adversary import CLIENT_WITH_SERVER, KEY_HOLDER, OTHER_CLIENT, OUTSIDER, SERVER
+from privfed.attacks.analytic import analytic
+from privfed.attacks.facts import BinaryLoss, SoftmaxLoss
+from privfed.attacks.labels import LabelCount
+from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
+from privfed.audit import suite
+from privfed.audit.canaries import Canaries, transaction_schema
+from privfed.audit.findings import Audit, Finding, Measured, strongest
+from privfed.audit.rounds import Setting, audited_setting, control_setting, facts
+from privfed.audit.run import run_audit
+from privfed.audit.suite import SUITE, Background, Baseline, LabelAttack, RowAttack, Score
+from privfed.consortium import Consortium, Plaintext
+from privfed.data.paysim import NOBAL, PRE, RAW, features
+from privfed.data.transactions import generate_transactions
+from privfed.errors import UnsupportedModelError
+from privfed.he.params import CkksParams
+from privfed.training.loss import BinaryCrossEntropy, binary_cross_entropy, cross_entropy
+from privfed.training.mechanism import DpSgd, NonPrivate
+from tests.consortia import COLUMNS, OPEN, PRIVATE, SCHEMA, consortium, network
+
+Make = Callable[..., Consortium]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    with ExitStack() as stack:
+        yield lambda **options: consortium(stack, tmp_path_factory.mktemp("ledgers"), **options)
+
+
+@pytest.fixture(scope="module")
+def private_audit(make: Make) -> Audit:
+    return run_audit(make(), network(), schema=SCHEMA, repeats=4, rng=np.random.default_rng(0))
+
+
+@pytest.fixture(scope="module")
+def open_audit(make: Make) -> Audit:
+    return run_audit(make(training=OPEN), network(), schema=SCHEMA, repeats=2, rng=np.random.default_rng(0))
+
+
+def measured(finding: Finding | None) -> Measured:
+    assert finding is not None
+    assert isinstance(finding.outcome, Measured)
+    return finding.outcome
+
+
+def certifying(audit: Audit, party: str, *, control: bool) -> Measured:
+    findings = audit.controls if control else audit.audited
+    return measured(next(finding for finding in findings if finding.party == party and finding.attack == SUITE[0].name))
+
+
+def test_parties_without_the_key_have_nothing_to_attack_and_no_score(private_audit: Audit) -> None:
+    for party in (SERVER.name, OUTSIDER.name):
+        for finding in private_audit.of(party):
+            assert isinstance(finding.outcome, NotApplicable)
+            assert finding.bytes_seen is not None
+            assert finding.bytes_seen > 100_000
+            values = finding.to_json()
+            assert values["applicable"] is False
+            assert values["score"] is values["advantage"] is values["baseline"] is None
+
+
+def test_the_same_views_with_the_key_given_certify_rows(private_audit: Audit) -> None:
+    for party in (SERVER.name, OUTSIDER.name, CLIENT_WITH_SERVER.name):
+        outcome = certifying(private_audit, party, control=True)
+        assert outcome.certified >= 2.5
+        assert outcome.false_certificates == 0
+        assert outcome.advantage > 0.6
+    assert private_audit.controls_succeed
+
+
+def test_the_server_of_a_run_without_encryption_certifies_the_same_rows(private_audit: Audit) -> None:
+    given, clear = (
+        measured(
+            next(f for f in private_audit.controls if f.party == SERVER.name and f.attack == SUITE[0].name and key in f.adversary.name)
+        )
+        for key in ("given the key", "without encryption")
+    )
+    assert replace(given, example=None) == replace(clear, example=None)
+
+
+def test_under_differential_privacy_attacks_stay_near_the_baseline_and_certify_nothing(private_audit: Audit) -> None:
+    outcomes = [measured(f) for f in private_audit.audited if not isinstance(f.outcome, NotApplicable) and f.attack != SUITE[2].name]
+    assert len(outcomes) == 2 * 3
+    assert all(outcome.certified == 0 and outcome.false_certificates == 0 for outcome in outcomes)
+    # Twelve cells per batch and four batches: the score's standard error is below 0.5 / sqrt(48) = 0.07, here taken four times.
+    assert all(abs(outcome.score.mean - outcome.baseline) < 0.29 for outcome in outcomes)
+
+
+def test_without_differential_privacy_the_audited_findings_are_the_controls(open_audit: Audit) -> None:
+    assert certifying(open_audit, CLIENT_WITH_SERVER.name, control=False).certified >= 2.5
+    assert certifying(open_audit, OTHER_CLIENT.name, control=False).advantage > 0.1
+    assert all(isinstance(finding.outcome, NotApplicable) for finding in open_audit.of(SERVER.name))
+
+
+def test_a_claim_of_noise_without_noise_is_found_out(make: Make) -> None:
+    silent = replace(PRIVATE, noise_multiplier=1e-6)
+    audit = run_audit(make(training=silent, epsilon=1e15), network(), schema=SCHEMA, repeats=2, rng=np.random.default_rng(0))
+    outcome = certifying(audit, CLIENT_WITH_SERVER.name, control=False)
+    assert outcome.certified >= 2.5
+    assert outcome.false_certificates == 0
+
+
+def test_in_plaintext_mode_the_server_reads_what_it_sums(make: Make) -> None:
+    audit = run_audit(make(training=OPEN, keys=Plaintext()), network(), schema=SCHEMA, repeats=2, rng=np.random.default_rng(0))
+    assert {finding.party for finding in audit.findings} == {SERVER.name, KEY_HOLDER.name, OTHER_CLIENT.name}
+    assert certifying(audit, SERVER.name, control=False).certified >= 2.5
+    assert audit.mode == "Plaintext"
+    assert "no encryption" in audit.protection
+
+
+def test_an_audit_spends_no_privacy(make: Make) -> None:
+    banks = make()
+    run_audit(banks, network(), schema=SCHEMA, repeats=2, attacks=[])
+    assert all(client.ledger is not None and not client.ledger.events() for client in banks.clients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spy:
+    """Runs an attack, remembers what it found, and scores it against whatever it is given."""
+
+    inner: RowAttack
+    found: list[bytes] = field(default_factory=list, compare=False)
+    name: str = "spy"
+    measure: str = "of cells right"
+
+    def run(self, observation: Observation, background: Background) -> Reconstruction | NotApplicable:
+        result = self.inner.run(observation, background)
+        if isinstance(result, Reconstruction) and observation.training.noise is None:
+            self.found.append(result.rows.tobytes() + result.certified.tobytes())
+        return result
+
+    def score(self, found: Reconstruction, truth: Canaries, background: Background, rng: np.random.Generator) -> Score:
+        return self.inner.score(found, truth, background, rng)
+
+
+def test_what_attacks_find_is_the_same_when_the_truth_is_replaced_by_garbage(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def garbage(parts: Any) -> Canaries:
+        count = sum(len(part) for part in parts)
+        return Canaries.draw(SCHEMA, count=count, rng=np.random.default_rng(99))
+
+    banks, spies = make(training=OPEN), (Spy(inner=SUITE[0]), Spy(inner=SUITE[0]))
+    audits = []
+    for spy, truth in zip(spies, (Canaries.together, garbage), strict=True):
+        monkeypatch.setattr(Canaries, "together", truth)
+        audits.append(run_audit(banks, network(), schema=SCHEMA, repeats=2, attacks=[spy], rng=np.random.default_rng(5)))
+    assert len(spies[0].found) == 2 * (3 + 5 + 1)
+    assert spies[0].found == spies[1].found
+    honest, misled = (measured(audit.best_control) for audit in audits)
+    assert honest.advantage > 0.6
+    assert misled.advantage < 0.3
+    assert misled.false_certificates > 0
+
+
+def nothing(observation: Observation) -> Reconstruction:
+    empty = np.zeros(0)
+    rows = np.zeros((0, observation.schema.width))
+    return Reconstruction(rows=rows, certified=empty.astype(bool), confidence=empty, certificate="none", seconds=0.0)
+
+
+def test_an_attack_that_finds_nothing_scores_as_the_baseline(make: Make) -> None:
+    attack = RowAttack(name="no operation", read=nothing)
+    audit = run_audit(make(training=OPEN), network(), schema=SCHEMA, repeats=2, attacks=[attack])
+    for finding in audit.findings:
+        outcome = measured(finding)
+        assert outcome.score.mean == pytest.approx(outcome.baseline, abs=1e-12)
+        assert outcome.advantage == pytest.approx(0.0, abs=1e-12)
+        assert outcome.baseline == max(outcome.baselines.values())
+    assert not audit.controls_succeed
+
+
+def test_an_attack_that_does_not_apply_is_never_a_score_and_never_called_safe(make: Make) -> None:
+    @dataclass(frozen=True)
+    class Never:
+        name: str = "never"
+        measure: str = "of nothing"
+
+        def run(self, observation: Observation, background: Background) -> NotApplicable:
+            return NotApplicable(reason="it never does")
+
+        def score(self, found: object, truth: Canaries, background: Background, rng: np.random.Generator) -> Score:
+            raise NotImplementedError
+
+    audit = run_audit(make(training=OPEN), network(), schema=SCHEMA, repeats=2, attacks=[Never()])
+    assert audit.best_control is None
+    assert not audit.controls_succeed
+    for finding in audit.findings:
+        assert "safe" not in finding.sentence()
+        assert finding.to_json()["reason"]
+    assert audit.of(CLIENT_WITH_SERVER.name)[0].sentence() == "not applicable because it never does"
+
+
+def test_the_audit_is_json_with_every_number_beside_its_baseline(private_audit: Audit) -> None:
+    values = json.loads(json.dumps(private_audit.to_json(), allow_nan=False))
+    assert len(values["findings"]) == 3 * (5 + 5 + 1)
+    for finding in values["findings"]:
+        assert {"adversary", "attack", "score", "baseline", "advantage", "interval", "certified", "applicable", "reason"} <= set(finding)
+        if finding["applicable"]:
+            assert set(finding["baselines"]) == {kind.value for kind in Baseline}
+            assert finding["interval"][0] <= finding["score"] <= finding["interval"][1]
+            assert finding["repeats"] == 4
+    assert set(values["holdings"]) == {party.name for party in (SERVER, OUTSIDER, KEY_HOLDER, OTHER_CLIENT, CLIENT_WITH_SERVER)}
+
+
+def test_the_strongest_finding_prefers_certified_rows_and_ignores_what_has_no_score(private_audit: Audit, open_audit: Audit) -> None:
+    assert strongest(private_audit.of(SERVER.name)) is None
+    best = measured(strongest(open_audit.findings))
+    assert best.certified == max(measured(f).certified for f in open_audit.findings if not isinstance(f.outcome, NotApplicable))
+    control = private_audit.control_of(SERVER.name)
+    assert control is not None
+    assert control.party == SERVER.name
+    undefined = replace(measured(control), advantage=math.nan)
+    assert strongest([replace(control, outcome=undefined), control]) is control
+
+
+# -- settings -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_audited_round_keeps_noise_clipping_and_the_step_of_a_record(make: Make) -> None:
+    training = audited_setting(make(), rows=4).training
+    assert isinstance(training, DpSgd)
+    assert (training.noise_multiplier, training.max_grad_norm) == (PRIVATE.noise_multiplier, PRIVATE.max_grad_norm)
+    assert training.learning_rate / training.expected_batch_size == pytest.approx(PRIVATE.learning_rate / PRIVATE.expected_batch_size)
+    assert training.release_grid == pytest.approx(PRIVATE.release_grid)
+    assert (training.sample_rate, training.steps, training.record_limit) == (1.0, 1, 4)
+
+
+def test_the_client_with_the_least_noise_decides_what_is_audited(make: Make) -> None:
+    quiet = replace(PRIVATE, noise_multiplier=0.6)
+    training = audited_setting(make(training=[PRIVATE, quiet, PRIVATE]), rows=4).training
+    assert isinstance(training, DpSgd)
+    assert training.noise_multiplier == 0.6
+    assert isinstance(audited_setting(make(training=[PRIVATE, OPEN, PRIVATE]), rows=4).training, NonPrivate)
+
+
+def test_settings_say_what_protects_them() -> None:
+    assert Setting(training=PRIVATE, encrypted=True).protection == "encrypted, DP-SGD with noise multiplier 1"
+    control = control_setting(CkksParams.standard(bound=0.5), rows=4, encrypted=False)
+    assert control.protection == "no encryption, no differential privacy"
+    assert control.training.learning_rate == pytest.approx(0.025)
+
+
+def test_facts_name_the_loss_that_the_clients_minimise() -> None:
+    canaries = Canaries.draw(SCHEMA, count=4, rng=np.random.default_rng(0))
+    setting = control_setting(CkksParams.standard(), rows=4, encrypted=True)
+    losses = {
+        binary_cross_entropy: BinaryLoss(),
+        BinaryCrossEntropy(positive_weight=7.0): BinaryLoss(positive_weight=7.0),
+        cross_entropy: SoftmaxLoss(),
+    }
+    for loss, expected in losses.items():
+        assert facts(setting, network(), loss=loss, canaries=canaries).training.loss == expected
+    with pytest.raises(UnsupportedModelError, match="nothing was attacked"):
+        facts(setting, network(), loss=lambda outputs, labels: outputs[:, 0] * labels, canaries=canaries)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"schema": transaction_schema(PRE)}, "schema of 7 columns"),
+        ({"repeats": 1}, "at least 2 repeats"),
+        ({"rows": 0}, "at least 2 repeats and 1 row"),
+        ({"attacks": [SUITE[0], SUITE[0]]}, "names of their own"),
+    ],
+)
+def test_an_audit_that_cannot_be_made_is_refused(make: Make, change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        run_audit(make(), network(), **({"schema": SCHEMA} | change))
+
+
+def test_progress_counts_the_repeats(make: Make) -> None:
+    done: list[int] = []
+    run_audit(make(training=OPEN, keys=Plaintext()), network(), schema=SCHEMA, repeats=3, progress=done.append)
+    assert done == [1, 2, 3]
+
+
+# -- canaries -----------------------------------------------------------------------------------------------------------------
+
+
+def test_canaries_are_possible_records_of_the_schema_and_differ_in_their_categories() -> None:
+    made_up = Canaries.draw(SCHEMA, count=4, rng=np.random.default_rng(1))
+    assert (made_up.rows >= SCHEMA.low).all()
+    assert (made_up.rows <= SCHEMA.high).all()
+    (block,) = SCHEMA.blocks
+    assert (made_up.rows[:, block].sum(axis=1) == 1).all()
+    assert len({int(row.argmax()) for row in made_up.rows[:, block]}) == 4
+    assert np.array_equal(made_up.samples(COLUMNS).features, made_up.rows)
+
+
+def test_canaries_of_many_batches_are_even_over_categories_and_labels() -> None:
+    made_up = Canaries.draw(SCHEMA, count=5000, rng=np.random.default_rng(1))
+    (block,) = SCHEMA.blocks
+    assert (made_up.rows[:, block].sum(axis=0) == 1000).all()
+    assert abs(made_up.labels.mean() - 0.5) < 4 * 0.5 / math.sqrt(5000)
+    together = Canaries.together([made_up, made_up])
+    assert len(together) == 10_000
+
+
+@pytest.mark.parametrize("feature_set", [RAW, PRE, NOBAL])
+def test_the_transaction_schema_holds_what_the_features_are(feature_set: Any) -> None:
+    schema = transaction_schema(feature_set)
+    table = features(generate_transactions(rows=500, fraud_rate=0.1, rng=np.random.default_rng(0)), feature_set)
+    assert schema.width == len(table.columns)
+    assert (table.features >= schema.low - 1e-6).all()
+    assert (table.features <= schema.high + 1e-6).all()
+    (block,) = schema.blocks
+    assert (table.features[:, block].sum(axis=1) == 1).all()
+
+
+# -- scoring of the suite -----------------------------------------------------------------------------------------------------
+
+
+def background(*, mean_prediction: float = 0.5) -> Background:
+    return Background(pool=Canaries.draw(SCHEMA, count=500, rng=np.random.default_rng(7)), mean_prediction=mean_prediction)
+
+
+def test_a_perfect_reading_scores_one_and_its_example_is_all_right() -> None:
+    truth = Canaries.draw(SCHEMA, count=3, rng=np.random.default_rng(2))
+    found = Reconstruction(
+        rows=truth.rows[::-1], certified=np.array([True, False, False]), confidence=np.ones(3), certificate="", seconds=0.0
+    )
+    score = RowAttack(name="perfect", read=analytic).score(found, truth, background(), np.random.default_rng(0))
+    assert score.value == dict.fromkeys(Baseline, 1.0)
+    assert (score.certified, score.false) == (1, 0)
+    assert score.example is not None
+    assert score.example.truth == score.example.said
+    assert all(all(row) for row in score.example.right)
+    assert score.example.certified == (False, False, True)
+    assert not any(score.example.guessed)
+
+
+def test_an_example_keeps_the_order_of_the_columns_and_marks_what_is_wrong() -> None:
+    truth = Canaries.draw(SCHEMA, count=1, rng=np.random.default_rng(2))
+    wrong = truth.rows.copy()
+    wrong[0, -1] = -wrong[0, -1]  # the hour, behind the one-hot block
+    found = Reconstruction(rows=wrong, certified=np.array([False]), confidence=np.ones(1), certificate="", seconds=0.0)
+    example = RowAttack(name="one wrong", read=analytic).score(found, truth, background(), np.random.default_rng(0)).example
+    assert example is not None
+    assert example.columns == ("amount", "kind", "hour")
+    assert example.right == ((True, True, False),)
+    assert example.truth[0][1] in ("cash", "card", "wire", "cheque", "coin")
+
+
+def test_the_label_count_is_right_or_wrong() -> None:
+    attack, made_up = LabelAttack(), background()
+    truth = Canaries.draw(SCHEMA, count=4, rng=np.random.default_rng(3))
+    for count in range(5):
+        score = attack.score(count, truth, made_up, np.random.default_rng(0))
+        assert score.value[Baseline.MEAN] == float(count == truth.labels.sum())
+        assert 0 <= score.baseline[Baseline.MARGINAL] <= 1
+
+
+@pytest.mark.parametrize(("positives", "standard_error", "expected"), [(3.2, 0.0, 3), (0.1, 0.0, 0), (900.0, 5000.0, 2), (900.0, 1.0, 4)])
+def test_the_label_count_weighs_what_was_read_against_the_prevalence(
+    monkeypatch: pytest.MonkeyPatch, positives: float, standard_error: float, expected: int
+) -> None:
+    """Half of the pool is positive, so that under much noise the most probable count of 4 records is 2."""
+    count = LabelCount(positives=positives, records=4, standard_error=standard_error, seconds=0.0)
+    monkeypatch.setattr(suite, "label_count", lambda observation, mean_prediction: count)
+    observation: Any = None
+    assert LabelAttack().run(observation, background()) == expected
+
+
+def test_labels_are_counted_exactly_where_nothing_hides_them(private_audit: Audit) -> None:
+    counts = [measured(finding) for finding in private_audit.controls if finding.attack == LabelAttack().name]
+    assert len(counts) == 6
+    assert all(outcome.score.mean == 1.0 for outcome in counts)
