@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
+from threadpoolctl import threadpool_limits
 
 from privfed.aggregation.gram import gram
 from privfed.aggregation.robust import FLTrust, GeometricMedian
@@ -280,10 +281,16 @@ def main(
     Exit status: 1 if a required factor is missed (but for --quick).
     """
     torch.set_num_threads(1)
+    with threadpool_limits(1):  # both ways on one core
+        measure(quick=quick, as_json=as_json)
+
+
+def measure(*, quick: bool, as_json: bool) -> None:
+    """Everything, and the printing of it."""
     sizes, repeats = ((100_000,), 3) if quick else ((100_000, 1_000_000), 5)
     speeds = [compare(clients=10, size=size, permutations=None, again=0, repeats=repeats) for size in sizes]
     again = 2 if quick else 5
-    speeds += [compare(clients=100, size=size, permutations=1000, again=again, repeats=max(1, repeats - 2)) for size in sizes]
+    speeds += [compare(clients=100, size=size, permutations=1000, again=again, repeats=repeats) for size in sizes]
     scoring = time_scoring(100, repeats=5 if quick else 15)
     detections, alarms, accuracy = detect(seeds=1 if quick else 5, rounds=4 if quick else 25)
     failures = missed(speeds, scoring)

@@ -38,6 +38,7 @@ from privfed.contribution.cosine import Cgsv
 from privfed.contribution.leave_one_out import LeaveOneOut, leave_one_out_by_utility
 from privfed.contribution.trajectory import Angular, FedTsv, TrajectoryGame, added
 from privfed.data.samples import Samples
+from privfed.errors import CohortError
 from privfed.selection import select_clients
 from privfed.training.batched import train_together
 from privfed.training.loss import cross_entropy
@@ -105,8 +106,8 @@ QUICK = Size(seeds=(0,), rounds=30, every=5, records=96, validation=200, batch=3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table60:
-    """Training and test records."""
+class Records:
+    """Training and test records, and where they come from."""
 
     train: Samples
     test: Samples
@@ -115,7 +116,10 @@ class Table60:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One rule, one seed. Shares are means over the rounds in which there was a weighted mean, by kind of client."""
+    """One rule, one seed. Shares are means over the rounds in which there was a weighted mean, by kind of client.
+
+    In skipped rounds the rule found nobody to take an update from, and the model stayed as it was.
+    """
 
     method: str
     seed: int
@@ -124,6 +128,7 @@ class Outcome:
     share_late: Mapping[str, float]
     scores: Mapping[str, float]
     seconds: float
+    skipped: int = 0
 
     @property
     def final(self) -> float:
@@ -141,7 +146,7 @@ class World:
     model: nn.Module = field(repr=False)
 
 
-def load(data: Path | None, *, quick: bool) -> Table60:
+def load(data: Path | None, *, quick: bool) -> Records:
     """MNIST; for a quick run without the file, scikit-learn's digits.
 
     Raises:
@@ -164,14 +169,14 @@ def load(data: Path | None, *, quick: bool) -> Table60:
     else:
         raise FileNotFoundError(f"no {FILE} found: set PRIVFED_DATA to the folder that holds it, or give it with --data")
     train, test = (_samples(features, labels) for features, labels in sides)
-    return Table60(train=train, test=test, source=source)
+    return Records(train=train, test=test, source=source)
 
 
 def _samples(features: NDArray[np.float32], labels: NDArray[np.int64]) -> Samples:
     return Samples(features=features, labels=labels, groups=None, columns=tuple(f"p{index}" for index in range(features.shape[1])))
 
 
-def make_world(table: Table60, size: Size, seed: int) -> World:
+def make_world(table: Records, size: Size, seed: int) -> World:
     """Deals records to the clients. On MNIST no record is dealt twice; digits are too few for that."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(table.train))
@@ -224,13 +229,14 @@ def _even(left: Mapping[int, list[int]], records: int, rng: np.random.Generator,
     return places
 
 
-def run(world: World, table: Table60, method: str, size: Size, seed: int, tick: Callable[[], None]) -> Outcome:
+def run(world: World, table: Records, method: str, *, size: Size, seed: int, tick: Callable[[], None]) -> Outcome:
     """Trains under one rule."""
     start, rule = time.perf_counter(), METHODS[method]
     names = [name for name, kind in world.kinds.items() if method != WITHOUT or kind != MALICIOUS]
     mechanism = NonPrivate(learning_rate=size.learning_rate, batch_size=size.batch, steps=size.steps, seed=seed)
     values, cumulative = values_of(world.model), dict[str, float]()
     accuracy: list[float] = []
+    skipped = 0
     shares = {name: np.zeros(2) for name in names}
     rounds_counted = np.zeros(2)
     for number in range(size.rounds):
@@ -238,7 +244,13 @@ def run(world: World, table: Table60, method: str, size: Size, seed: int, tick: 
         records = [*(world.clients[name] for name in chosen), world.validator]
         results = train_together(world.model, values, records, mechanism=mechanism, loss=cross_entropy, round=number)
         updates = {name: result.update_values for name, result in zip(chosen, results, strict=False)}
-        movement, mixture, cumulative = combine(rule, updates, results[-1].update_values, cumulative, world, values)
+        try:
+            movement, mixture, cumulative = combine(
+                rule, updates, reference=results[-1].update_values, cumulative=cumulative, world=world, values=values
+            )
+        except CohortError:
+            movement, mixture = PlainVector(layout=values.layout, values=np.zeros(values.layout.size)), None
+            skipped += 1
         values = PlainVector(layout=values.layout, values=values.values + movement.values)
         if mixture is not None:
             late = np.array([1.0, float(number >= size.rounds // 2)])
@@ -262,12 +274,14 @@ def run(world: World, table: Table60, method: str, size: Size, seed: int, tick: 
         share_late=late,
         scores=cumulative,
         seconds=time.perf_counter() - start,
+        skipped=skipped,
     )
 
 
 def combine(
     rule: FedAvg | GramRule | CumulativeRule | PlaintextRule | ByValidationLoss,
     updates: Mapping[str, PlainVector],
+    *,
     reference: PlainVector,
     cumulative: dict[str, float],
     world: World,
@@ -299,7 +313,7 @@ def validation_loss(world: World, values: PlainVector, moved: PlainVector) -> fl
     return float(functional.cross_entropy(torch.from_numpy(outputs), torch.from_numpy(np.array(world.validator.labels))))
 
 
-def collect(table: Table60, size: Size, cache: Path | None) -> list[Outcome]:
+def collect(table: Records, size: Size, cache: Path | None) -> list[Outcome]:
     """All runs, with progress on stderr; those that are in the cache, from there."""
     key = hashlib.sha256(repr((size, KINDS, SELECTED, ALPHA, table.source, [(n, r.name) for n, r in METHODS.items()])).encode()).hexdigest()
     outcomes: list[Outcome] = []
@@ -316,7 +330,7 @@ def collect(table: Table60, size: Size, cache: Path | None) -> list[Outcome]:
                     outcomes.append(Outcome(**(fields | {"accuracy": tuple(fields["accuracy"])})))
                     bar.advance(task, size.rounds)
                     continue
-                outcome = run(world, table, method, size, seed, lambda: bar.advance(task))
+                outcome = run(world, table, method, size=size, seed=seed, tick=lambda: bar.advance(task))
                 outcomes.append(outcome)
                 if path is not None:
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -375,7 +389,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return rows
 
 
-def dossier(outcomes: Sequence[Outcome], table: Table60, size: Size, failures: Sequence[str], command: str) -> str:
+def dossier(outcomes: Sequence[Outcome], table: Records, size: Size, failures: Sequence[str], command: str) -> str:
     """The page."""
     seconds = sum(outcome.seconds for outcome in outcomes)
     versions = ", ".join(f"{package} {version(package)}" for package in ("numpy", "torch"))
@@ -394,6 +408,9 @@ def dossier(outcomes: Sequence[Outcome], table: Table60, size: Size, failures: S
         "|---|---|---|---|---|---|---|---|",
         *("| " + " | ".join(cells) + " |" for cells in rows_of(outcomes)),
         "",
+        f"In {sum(outcome.skipped for outcome in outcomes)} rounds of all runs ({_skippers(outcomes)}) a rule found nobody to take an "
+        "update from, and the model stayed as it was.",
+        "",
         "The middle columns are the weight of each kind of client in the mean, over all rounds; of 100 clients, 70, 10 and 20 are of "
         "these kinds. Rules that sort coordinates have no weights.",
         "",
@@ -401,9 +418,9 @@ def dossier(outcomes: Sequence[Outcome], table: Table60, size: Size, failures: S
         "",
         "## What was compared",
         "",
-        f"* {KINDS[IID]} clients have {size.records} records drawn evenly, {KINDS[SKEWED]} have as many with shares of the digits drawn from "
-        f"Dirichlet({ALPHA}), and {KINDS[MALICIOUS]} have evenly drawn records whose labels one fixed permutation renames. No record is "
-        "dealt twice.",
+        f"* {KINDS[IID]} clients have {size.records} records drawn evenly, {KINDS[SKEWED]} have as many with shares of the digits drawn "
+        f"from Dirichlet({ALPHA}), and {KINDS[MALICIOUS]} have evenly drawn records whose labels one fixed permutation renames. No "
+        "record is dealt twice.",
         f"* {SELECTED} clients are selected per round, the same for all rules, and train one epoch: {size.steps} steps of {size.batch} "
         f"records at a learning rate of {size.learning_rate:g}. The network has one hidden layer of {size.hidden}. {size.rounds} rounds.",
         f"* The reference of FedTSV, leave-one-out and FLTrust is what a validator with {size.validation} other records gets from as many "
@@ -416,6 +433,10 @@ def dossier(outcomes: Sequence[Outcome], table: Table60, size: Size, failures: S
         f"All runs together took {seconds / 60:.1f} minutes on one core. Python {platform.python_version()}, {versions}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _skippers(outcomes: Sequence[Outcome]) -> str:
+    return ", ".join(sorted({outcome.method for outcome in outcomes if outcome.skipped})) or "none"
 
 
 def draw(outcomes: Sequence[Outcome], size: Size, path: Path) -> None:

@@ -4,11 +4,12 @@ import hashlib
 import json
 import struct
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
 
 from privfed.aggregation.rules import FedAvg, Rule, WeightRule
+from privfed.aggregation.weighting import Weighting
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
 from privfed.identity import PublicIdentity, Roster
@@ -16,7 +17,7 @@ from privfed.update import Layout, effective_clients
 
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
-_PARAMS_FIELDS = ("poly_modulus_degree", "modulus", "weight_sum", "guard_bits", "amplitude", "bound")
+_PARAMS_FIELDS = tuple(field.name for field in fields(CkksParams))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,8 @@ class Agreement:
         policy: When an aggregate may be opened.
 
     Raises:
-        ValueError: If the session is not 16 bytes or the start not 32, a client has no weight, or the rule cannot express the weights.
+        ValueError: If the session is not 16 bytes or the start not 32, a client has no weight, or rule and parameters cannot express
+            the weights.
         UnsupportedInThisModeError: If the rule needs inner products, which these parameters cannot compute on ciphertexts.
         OpeningRefusedError: If the policy would refuse even a round of all clients.
     """
@@ -103,9 +105,10 @@ class Agreement:
         self.coefficients(self.roster.names)
 
     def coefficients(self, participants: Collection[str]) -> dict[str, int]:
-        """The integer coefficients that a round of these participants must have, in roster order.
+        """The integer weights in the mean that a round of these participants must have, in roster order.
 
-        The server, every participant and every opener compute them here, each for itself.
+        The server, every participant and every opener compute them here, each for itself. The policy is checked on these, whoever
+        applies them: see `Weighting`.
 
         Raises:
             OpeningRefusedError: If the policy does not allow an opening of these participants, or one is not in the roster.
@@ -113,11 +116,14 @@ class Agreement:
         strangers = sorted(set(participants) - set(self.weights))
         if strangers or not participants:
             raise OpeningRefusedError(f"expected participants of the roster, got none or strangers {strangers}; nothing was opened")
-        coefficients = self._weight_rule.coefficients(
-            {name: weight for name, weight in self.weights.items() if name in participants}, total=self.params.weight_sum
-        )
+        coefficients = self.weighting.coefficients(participants)
         self.policy.check(coefficients)
         return coefficients
+
+    @cached_property
+    def weighting(self) -> Weighting:
+        """Who applies the weights, and what a mean is divided by."""
+        return Weighting(weights=self.weights, rule=self._weight_rule, params=self.params)
 
     @property
     def _weight_rule(self) -> WeightRule:
@@ -180,17 +186,17 @@ def decode_agreement(text: str) -> Agreement:
         ValueError: If it is not such JSON, or names a rule that is not known here.
     """
     try:
-        fields = json.loads(text)
-        parties = [PublicIdentity(name=party["name"], public_key=bytes.fromhex(party["public_key"])) for party in fields["parties"]]
+        terms = json.loads(text)
+        parties = [PublicIdentity(name=party["name"], public_key=bytes.fromhex(party["public_key"])) for party in terms["parties"]]
         return Agreement(
-            session=bytes.fromhex(fields["session"]),
+            session=bytes.fromhex(terms["session"]),
             roster=Roster(server=parties[0], clients=tuple(parties[1:])),
-            params=CkksParams(**fields["params"]),
-            layout=Layout(names=tuple(fields["layout"]["names"]), shapes=tuple(tuple(shape) for shape in fields["layout"]["shapes"])),
-            start=bytes.fromhex(fields["start"]),
-            weights=fields["weights"],
-            rule=next(rule for rule in _WRITTEN_RULES if rule.name == fields["rule"]),
-            policy=OpeningPolicy(**fields["policy"]),
+            params=CkksParams(**terms["params"]),
+            layout=Layout(names=tuple(terms["layout"]["names"]), shapes=tuple(tuple(shape) for shape in terms["layout"]["shapes"])),
+            start=bytes.fromhex(terms["start"]),
+            weights=terms["weights"],
+            rule=next(rule for rule in _WRITTEN_RULES if rule.name == terms["rule"]),
+            policy=OpeningPolicy(**terms["policy"]),
         )
     except (KeyError, IndexError, TypeError, AttributeError, StopIteration) as error:
         raise ValueError("expected an agreement as encode_agreement writes it, got something else") from error

@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 
 from torch import nn
 
 from privfed.data.samples import Samples
 from privfed.dp.ledger import Ledger, Reservation
+from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
 from privfed.training.dpsgd import check, train
 from privfed.training.loss import PerSampleLoss
 from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.training.objective import Correction
 from privfed.training.randomness import Randomness
-from privfed.update import PlainVector, Update
+from privfed.training.scaffold import ControlVariates, Scaffold
+from privfed.update import Aggregate, PlainVector, Update
 
 _MOST_RETRIES = 1 << 16
 
@@ -57,7 +60,7 @@ class Trainer:
         start: The weights from which the session starts.
         loss: Loss per record.
         params: Encryption parameters of the session, or the grid of a plaintext run.
-        correction: Data-independent correction of the gradients.
+        correction: Data-independent correction of the gradients, or `Scaffold`.
         randomness: Noise and samples of a round; left out, the operating system's entropy.
         witness: Is handed each update in the clear, for checks that hold all parties in one process.
 
@@ -74,7 +77,7 @@ class Trainer:
         start: PlainVector,
         loss: PerSampleLoss,
         params: CkksParams,
-        correction: Correction | None = None,
+        correction: Correction | Scaffold | None = None,
         randomness: Callable[[int], Randomness] | None = None,
         witness: Callable[[Update[PlainVector]], None] | None = None,
     ) -> None:
@@ -87,9 +90,39 @@ class Trainer:
         self._client = client
         self._model = model
         self._loss = loss
-        self._correction = correction
+        self._correction = None if isinstance(correction, Scaffold) else correction
+        self._scaffold = correction if isinstance(correction, Scaffold) else None
+        self._params = params
+        self._layout = start.layout
+        self._variates = self._control_variates()
         self._randomness = randomness
         self._witness = witness
+
+    def remember(self, directory: Path, *, rounds: tuple[int, ...]) -> None:
+        """Keeps what training must not forget in a folder, or takes up again what is kept there: the variates of SCAFFOLD.
+
+        Args:
+            directory: This client's own. Private.
+            rounds: Rounds that are in the client's model.
+
+        Raises:
+            HistoryMismatchError: If the folder misses a round that is in the model.
+        """
+        self._variates = self._control_variates(directory / "variates.sqlite", rounds=rounds)
+
+    def opened(self, aggregate: Aggregate[PlainVector], *, attempt: int) -> None:
+        """Takes note of an opened aggregate, durably, before it enters the client's model. Again, it does nothing.
+
+        Raises:
+            PrivFedError: As `ControlVariates.opened`; the aggregate must not enter the model.
+        """
+        if self._variates is not None:
+            self._variates.opened(aggregate, client=self._client.name, attempt=attempt)
+
+    def _control_variates(self, path: Path | None = None, *, rounds: tuple[int, ...] = ()) -> ControlVariates | None:
+        if self._scaffold is None:
+            return None
+        return ControlVariates(scaffold=self._scaffold, mechanism=self._client.training, layout=self._layout, path=path, rounds=rounds)
 
     def train(self, start: PlainVector, *, session: bytes, round: int, attempt: int) -> Update[PlainVector]:  # noqa: A002
         """Charges the ledger, then trains from `start`.
@@ -110,11 +143,15 @@ class Trainer:
             client.data,
             mechanism=client.training,
             loss=self._loss,
-            correction=self._correction,
+            correction=self._correction if self._variates is None else self._variates.correction(),
             randomness=None if self._randomness is None else self._randomness(round),
             round=round,
         )
         update = Update(sender=client.name, round=round, vector=result.update_values)
+        if self._variates is not None:
+            # What enters the sum is on the grid and within its bound; so is what the variates follow.
+            sent = dequantise(quantise(update.vector.values, self._params)[0], 1, self._params)
+            self._variates.trained(PlainVector(layout=self._layout, values=sent), round=round, attempt=attempt)
         if self._witness is not None:
             self._witness(update)
         return update

@@ -4,16 +4,38 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from privfed.agreement import RoundContext
+from privfed.agreement import DIGEST_BYTES, RoundContext
+from privfed.he.params import SEALED_TAGS_BYTES
+from privfed.identity import SIGNATURE_BYTES
 from privfed.message import write_text
 
 COUNT_BYTES = 4
 COEFFICIENT_BYTES = 8
+ABRIDGED_BYTES = DIGEST_BYTES + SEALED_TAGS_BYTES + SIGNATURE_BYTES
+
+
+def abridge(data: bytes) -> bytes:
+    """SHA-256 of a signed message but for its end, and the end: 188 bytes that show an opener the sealed tags of an upload."""
+    end = max(0, len(data) - SEALED_TAGS_BYTES - SIGNATURE_BYTES)
+    return hashlib.sha256(memoryview(data)[:end]).digest() + data[end:]
+
+
+def sealed_tags(abridged: bytes) -> bytes:
+    """The sealed tags of an upload, out of what `abridge` left of it."""
+    return abridged[DIGEST_BYTES:-SIGNATURE_BYTES]
+
+
+def hash_abridged(abridged: bytes) -> bytes:
+    """`hash_message` of the message that was abridged."""
+    return hashlib.sha256(abridged).digest()
 
 
 def hash_message(data: bytes) -> bytes:
-    """SHA-256 of a whole signed message, 32 bytes: how a digest refers to an upload and a journal to an aggregate."""
-    return hashlib.sha256(data).digest()
+    """Hash of a whole signed message, 32 bytes: how a digest refers to an upload and a journal to an aggregate.
+
+    SHA-256 over what `abridge` leaves, so that who knows the hash can check the end of a message without the rest of it.
+    """
+    return hash_abridged(abridge(data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +44,7 @@ class RoundDigest:
 
     Args:
         participants: Names of the clients in the sum, each once, in roster order.
-        coefficients: Integer coefficient of each participant.
+        coefficients: Integer weight of each participant in the mean, whoever applies it.
         upload_hashes: `hash_message` of each participant's upload.
         rule: Name of the rule.
         key_id: Key under which the uploads are encrypted, 16 bytes.

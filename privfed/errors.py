@@ -66,6 +66,17 @@ class AlreadyOpenedError(OpeningRefusedError):
 
 
 @final
+class TamperedAggregateError(OpeningRefusedError):
+    """An aggregate is not the announced combination of the signed uploads; nothing was decrypted.
+
+    One class and one text for every way to tamper with it. Tell the server no more than `wire.encode_abort` does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the aggregate is not the announced combination of the signed uploads; nothing was decrypted")
+
+
+@final
 class DecryptionError(PrivFedError):
     """A ciphertext did not decrypt to grid points: wrong key, or corrupted."""
 

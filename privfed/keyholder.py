@@ -5,13 +5,14 @@ In `SharedKey` mode every client is its own key holder; the same class serves a 
 
 from privfed.agreement import RoundContext
 from privfed.approval import check_digest
-from privfed.digest import hash_message
-from privfed.errors import OpeningRefusedError
+from privfed.digest import hash_abridged, hash_message, sealed_tags
+from privfed.errors import OpeningRefusedError, TamperedAggregateError
+from privfed.he.additive import CkksVector
 from privfed.he.codec import dequantise
-from privfed.he.secret import RoundKey, open_sum
+from privfed.he.secret import RoundKey, check_sum, open_sum
 from privfed.journal import Journal
 from privfed.update import Aggregate, PlainVector
-from privfed.wire import decode_aggregate
+from privfed.wire import OpenableAggregate, decode_aggregate
 
 
 class KeyHolder:
@@ -33,8 +34,9 @@ class KeyHolder:
     def open(self, data: bytes) -> Aggregate[PlainVector]:
         """Verifies everything, records the opening, then decrypts.
 
-        After a crash the same bytes may be opened again until `finish`. No other bytes, and nothing after `finish`. What fails
-        here must not be told to the server in more words than "abort".
+        What is not the announced combination of the signed uploads is refused before the opening is recorded, and long before a key
+        touches it: the right aggregate can still be opened. After a crash the same bytes may be opened again until `finish`. No
+        other bytes, and nothing after `finish`. What fails here is told to the server as `wire.encode_abort`, and in no more words.
 
         Args:
             data: The server's aggregate message.
@@ -45,6 +47,7 @@ class KeyHolder:
         Raises:
             OpeningRefusedError: If a participant did not approve, the coefficients or the rule are not the agreed ones, or the
                 policy does not allow the opening.
+            TamperedAggregateError: If it is not the announced combination of the signed uploads.
             AlreadyOpenedError: If the round is promised to another digest, another aggregate was begun, or it is finished.
             DecryptionError: If it does not decrypt to grid points.
             PrivFedError: As `wire.decode_aggregate`.
@@ -55,13 +58,26 @@ class KeyHolder:
             missing = [name for name in digest.participants if name not in message.approved_by]
             raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
         check_digest(self._context, digest)
+        total = self._checked_sum(message)
         opened = hash_message(data)
         self._journal.begin(self._context, digest.digest(self._context), aggregate=opened)
-        grid_sum = open_sum(message.vector, self._round_key, coefficients=digest.coefficients)
         agreement = self._context.agreement
-        values = dequantise(grid_sum, sum(digest.coefficients), agreement.params)
+        grid_sum = open_sum(total, self._round_key, coefficients=agreement.params.multipliers(digest.coefficients))
+        values = dequantise(grid_sum, agreement.weighting.divisor(digest.participants), agreement.params)
         self._opened, self._digest = opened, digest.digest(self._context)
         return Aggregate(round=self._context.round, vector=PlainVector(layout=agreement.layout, values=values), coefficients=digest.by_name)
+
+    def _checked_sum(self, message: OpenableAggregate) -> CkksVector:
+        digest = message.digest
+        # A participant approved the hash of its own upload, so the hash ties these tags to what it sent.
+        if tuple(hash_abridged(upload) for upload in message.uploads) != digest.upload_hashes:
+            raise TamperedAggregateError
+        return check_sum(
+            message.total,
+            self._round_key,
+            sealed_tags={name: sealed_tags(upload) for name, upload in zip(digest.participants, message.uploads, strict=True)},
+            coefficients=self._context.agreement.params.multipliers(digest.coefficients),
+        )
 
     @property
     def digest(self) -> bytes:

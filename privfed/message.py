@@ -41,6 +41,7 @@ class Kind(IntEnum):
     DIGEST = 3
     APPROVAL = 4
     AGGREGATE = 5
+    ABORT = 6
 
 
 _FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE)

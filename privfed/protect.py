@@ -1,6 +1,7 @@
 """The client's outbound boundary: what leaves it is on the grid and encrypted."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from privfed.agreement import RoundContext
 from privfed.he.additive import CkksVector
@@ -42,14 +43,19 @@ def round_key(key: SharedKey, context: RoundContext) -> RoundKey:
     )
 
 
-def protect(update: Update[PlainVector], *, params: CkksParams, round_key: RoundKey) -> Protected:
-    """Clips every coordinate to the public bound, quantises to the grid, and encrypts.
+def protect(update: Update[PlainVector], *, params: CkksParams, round_key: RoundKey, share: Fraction | None = None) -> Protected:
+    """Clips every coordinate to the public bound, scales and quantises to the grid, encrypts, and seals tags.
 
     Args:
         update: In the clear. Private.
         params: Encryption parameters of the session.
         round_key: Key of this round and attempt; it encrypts once.
+        share: The sender's `Weighting.share`: its share of all weights if the clients pre-scale, else None. Public.
+
+    Raises:
+        ValueError: If the share is missing, out of its range, or not for these parameters; nothing was encrypted.
+        PrivFedError: As `he.secret.encrypt`.
     """
-    grid, saturated = quantise(update.vector.values, params)
-    vector = encrypt(grid, update.vector.layout, params, round_key)
+    grid, saturated = quantise(update.vector.values, params, share)
+    vector = encrypt(grid, update.vector.layout, params, round_key, sender=update.sender)
     return Protected(update=Update(sender=update.sender, round=update.round, vector=vector), saturated=saturated)

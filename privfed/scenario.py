@@ -5,7 +5,7 @@ One party holds all the data here, so counts per bank and metrics are shown; a r
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from torch import nn
 
 from privfed.client import Client
 from privfed.consortium import Consortium
@@ -186,6 +187,18 @@ class Outcome:
             np.savez(file, allow_pickle=False, **tensors)
 
 
+def first_model(feature_set: FeatureSet) -> nn.Module:
+    """The public model from which every scenario with these features starts. Noise and keys are never seeded."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return mlp(inputs=len(feature_set.columns), hidden=_HIDDEN)
+
+
+def consortium_of(clients: Sequence[Client]) -> Consortium:
+    """The consortium of a scenario, under a new shared key."""
+    return Consortium(clients, keys=SharedKey.generate(), loss=BinaryCrossEntropy(positive_weight=_POSITIVE_WEIGHT))
+
+
 def run_scenario(
     table: pd.DataFrame, scenario: Scenario, *, ledgers: Path, progress: Callable[[RoundSummary], None] | None = None
 ) -> Outcome:
@@ -222,12 +235,9 @@ def run_scenario(
             )
             for name, shard in shards.items()
         ]
-        with torch.random.fork_rng():
-            torch.manual_seed(0)  # the same public first model in every scenario; noise and keys are never seeded
-            model = mlp(inputs=len(train.columns), hidden=_HIDDEN)
         history = simulate(
-            Consortium(clients, keys=SharedKey.generate(), loss=BinaryCrossEntropy(positive_weight=_POSITIVE_WEIGHT)),
-            model,
+            consortium_of(clients),
+            first_model(scenario.feature_set),
             rounds=scenario.rounds,
             evaluation=test,
             progress=progress,

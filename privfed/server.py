@@ -5,20 +5,21 @@ the same directory goes on where the last one stopped. It holds one upload in me
 upload while it adds.
 """
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 
 from privfed.agreement import RoundContext
-from privfed.digest import RoundDigest, hash_message
+from privfed.digest import RoundDigest, abridge, hash_abridged, hash_message
 from privfed.errors import CohortError, OpeningRefusedError, ParametersMismatchError
-from privfed.he.additive import CkksVector, sum_chunks
+from privfed.he.additive import CkksVector, SeededSum, sum_chunks, sum_first_polynomials
+from privfed.he.params import SEED_BYTES
 from privfed.identity import Identity
 from privfed.message import Kind
 from privfed.spool import Spool
 from privfed.wire import (
+    decode_abort,
     decode_approval,
     decode_digest,
     decode_setup,
@@ -205,26 +206,50 @@ class Server:
             missing = self.missing_approvals()
             if missing:
                 raise CohortError(f"approvals of {list(missing)} are missing; nothing was summed; wait for them or go on with a new round")
+            uploads: list[bytes] = []
             for name, announced in zip(digest.participants, digest.upload_hashes, strict=True):
-                with self._upload_path(name).open("rb") as file:
-                    if hashlib.file_digest(file, "sha256").digest() != announced:
-                        raise CohortError(f"the stored upload of {name!r} is not the announced one; nothing was summed")
-            params, layout = self._context.agreement.params, self._context.agreement.layout
-            chunks = tuple(sum_chunks(self._column(digest, index), params) for index in range(params.chunks(layout)))
-            vector = CkksVector(layout=layout, params=params, key_id=digest.key_id, chunks=chunks, fresh=False)
+                uploads.append(abridge(self._spool.get(_prefix(Kind.UPLOAD) + name)))
+                if hash_abridged(uploads[-1]) != announced:
+                    raise CohortError(f"the stored upload of {name!r} is not the announced one; nothing was summed")
             approvals = [self._spool.get(_prefix(Kind.APPROVAL) + name) for name in digest.participants]
-            message = encode_aggregate(self._context, self._identity, self._spool.get(Phase.UPLOAD.value), approvals, vector)
+            announcement = self._spool.get(Phase.UPLOAD.value)
+            message = encode_aggregate(self._context, self._identity, announcement, approvals, uploads=uploads, total=self._sum(digest))
             self._spool.put(Phase.APPROVAL.value, message)
         return self._spool.get(Phase.APPROVAL.value)
 
-    def _column(self, digest: RoundDigest, index: int) -> Iterator[tuple[int, bytes]]:
-        """Coefficient and chunk `index` of every upload, read from disk one at a time."""
-        for name, coefficient in zip(digest.participants, digest.coefficients, strict=True):
+    def receive_abort(self, data: bytes) -> str:
+        """Stores a client's word that it did not open the aggregate; returns the client's name. Nobody tells the server why.
+
+        Raises:
+            CohortError: If there is no aggregate yet.
+            PrivFedError: As `wire.decode_abort`.
+        """
+        self._require_started()
+        sender = decode_abort(data, self._context, self._key_id)
+        return self._store(Kind.ABORT, sender, data, phase=Phase.DONE, cohort=self._context.agreement.roster.names)
+
+    def _sum(self, digest: RoundDigest) -> CkksVector | SeededSum:
+        params, layout = self._context.agreement.params, self._context.agreement.layout
+        indices = range(params.chunks(layout))
+        seeds = {name: bytearray() for name in digest.participants}
+        if params.seeded_sums:
+            chunks = tuple(sum_first_polynomials(self._column(digest, index, seeds), params) for index in indices)
+            collected = tuple(bytes(seed) for seed in seeds.values())
+            return SeededSum(layout=layout, params=params, key_id=digest.key_id, chunks=chunks, seeds=collected)
+        chunks = tuple(sum_chunks(self._column(digest, index, seeds), params) for index in indices)
+        return CkksVector(layout=layout, params=params, key_id=digest.key_id, chunks=chunks, fresh=False)
+
+    def _column(self, digest: RoundDigest, index: int, seeds: Mapping[str, bytearray]) -> Iterator[tuple[int, bytes]]:
+        """Multiplier and chunk `index` of every upload, read from disk one at a time; appends its seed to those of its client."""
+        multipliers = self._context.agreement.params.multipliers(digest.coefficients)
+        for name, multiplier in zip(digest.participants, multipliers, strict=True):
             path = self._upload_path(name)
             span = upload_chunk(path.stat().st_size, self._context, index)
             with path.open("rb") as file:
                 file.seek(span.start)
-                yield coefficient, file.read(span.stop - span.start)
+                chunk = file.read(span.stop - span.start)
+            seeds[name].extend(chunk[-SEED_BYTES:])
+            yield multiplier, chunk
 
     @property
     def _key_id(self) -> bytes:

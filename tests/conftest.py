@@ -110,7 +110,8 @@ class Round:
     def encode(self, name: str, values: ArrayLike, key: RoundKey | None = None) -> bytes:
         agreement = self.context.agreement
         update = Update(sender=name, round=self.context.round, vector=PlainVector(layout=agreement.layout, values=values))
-        protected = protect(update, params=agreement.params, round_key=key or self.new_key())
+        share = agreement.weighting.share(name)
+        protected = protect(update, params=agreement.params, round_key=key or self.new_key(), share=share)
         return encode_upload(self.context, self.parties.clients[name], protected.update)
 
     def upload(self, updates: Mapping[str, ArrayLike] | None = None) -> "Round":
@@ -149,9 +150,10 @@ class Round:
 
     def expected_mean(self, updates: Mapping[str, ArrayLike], coefficients: Mapping[str, int]) -> NDArray[np.float64]:
         """What the round must open to, from the updates in the clear and integer arithmetic alone."""
-        params = self.context.agreement.params
-        grid_sum = sum(coefficients[name] * quantise(values, params)[0] for name, values in updates.items())
-        return dequantise(np.asarray(grid_sum), sum(coefficients[name] for name in updates), params)
+        params, weighting = self.context.agreement.params, self.context.agreement.weighting
+        multipliers = dict(zip(coefficients, params.multipliers(tuple(coefficients.values())), strict=True))
+        grid_sum = sum(multipliers[name] * quantise(values, params, weighting.share(name))[0] for name, values in updates.items())
+        return dequantise(np.asarray(grid_sum), weighting.divisor(tuple(updates)), params)
 
 
 @pytest.fixture(scope="session")

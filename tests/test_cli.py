@@ -386,7 +386,7 @@ def test_help_does_not_wait_for_torch_or_pandas() -> None:
         "raise SystemExit(bool({'torch', 'pandas', 'scipy', 'tenseal'} & set(sys.modules)))"
     )
     names = [name for name, _ in commands()]
-    assert names == ["demo", "simulate", "partition", "ledger show", "ledger verify"]
+    assert names == ["demo", "simulate", "partition", "audit", "report", "ledger show", "ledger verify"]
     assert subprocess.run([sys.executable, "-c", program, *names], check=False).returncode == 0
 
 

@@ -13,6 +13,7 @@ from privfed.aggregation.rules import FedAvg
 from privfed.agreement import OpeningPolicy, RoundContext
 from privfed.errors import (
     AgreementMismatchError,
+    HistoryMismatchError,
     InvalidMessageError,
     LayoutMismatchError,
     ParametersMismatchError,
@@ -96,7 +97,8 @@ def test_a_message_has_the_bytes_that_the_format_says(traffic: Traffic) -> None:
     name, versions = b"bank_00", agreement.params.versions.encode()
     digests = agreement.roster.digest, agreement.params.digest, agreement.layout.digest
     body = (
-        b"privfed\0\x01\x01" + bytes([len(name)]) + name + b"session of tests" + struct.pack(">II", 5, 2) + b"".join(digests)
+        b"privfed\0\x01\x01" + bytes([len(name)]) + name + b"session of tests" + struct.pack(">II", 5, 2) + bytes(32)
+        + b"".join(digests) + agreement.start
         + agreement.parts["weights"] + agreement.parts["rule"] + agreement.parts["policy"] + traffic.key_id
         + bytes([len(versions)]) + versions + bytes(8)
     )  # fmt: skip
@@ -208,7 +210,7 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
     monkeypatch.setattr(PublicIdentity, "verify", lambda self, body, signature: looked.append(signature))
     params, clients = traffic.context.agreement.params, 3
     # What the layout, the parameters and the roster allow at most, counted from the format: not from the code.
-    frame = 8 + 2 + 16 + 8 + 6 * 32 + 16 + 2 * 256 + 8 + 64
+    frame = 8 + 2 + 16 + 8 + 8 * 32 + 16 + 2 * 256 + 8 + 64
     digest = 256 + 4 + clients * (256 + 8 + 32)
     largest = {
         Kind.SETUP: frame,
@@ -255,6 +257,8 @@ def disagreements(context: RoundContext) -> dict[str, tuple[RoundContext, type[P
         "session": (under(session=bytes(16)), RoundMismatchError, "another session"),
         "round": (replace(context, round=6), RoundMismatchError, "belongs to round 5, attempt 2, and not to round 6, attempt 2"),
         "attempt": (replace(context, attempt=1), RoundMismatchError, "belongs to round 5, attempt 2, and not to round 5, attempt 1"),
+        "history": (replace(context, history=b"h" * 32), HistoryMismatchError, "has not opened the same rounds before round 5"),
+        "start": (under(start=bytes(32)), AgreementMismatchError, "another idea of the start;"),
         "params": (under(params=CkksParams.standard(bound=2.0)), ParametersMismatchError, "other encryption parameters or library"),
         "layout": (under(layout=Layout(names=("x",), shapes=((8,),))), LayoutMismatchError, "another layout"),
         "roster": (
@@ -269,7 +273,9 @@ def disagreements(context: RoundContext) -> dict[str, tuple[RoundContext, type[P
 
 
 @KINDS
-@pytest.mark.parametrize("what", ["session", "round", "attempt", "params", "layout", "roster", "weights", "rule", "policy"])
+@pytest.mark.parametrize(
+    "what", ["session", "round", "attempt", "history", "start", "params", "layout", "roster", "weights", "rule", "policy"]
+)
 def test_an_authentic_message_of_another_agreement_or_round_is_refused_by_name(traffic: Traffic, kind: Kind, what: str) -> None:
     context, error, text = disagreements(traffic.context)[what]
     with pytest.raises(error, match=text) as caught:

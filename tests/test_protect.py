@@ -1,14 +1,15 @@
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
-from privfed.errors import ParametersMismatchError, RoundKeyUsedError
-from privfed.he.additive import CkksVector, weighted_sum
+from privfed.errors import ParametersMismatchError, RoundKeyUsedError, TamperedAggregateError
+from privfed.he.additive import CkksVector, seeded_sum, weighted_sum
 from privfed.he.params import CkksParams
-from privfed.he.secret import SharedKey, open_sum
+from privfed.he.secret import SharedKey, check_sum, open_sum
 from privfed.identity import Identity, Roster
 from privfed.protect import Protected, protect, round_key
 from privfed.update import PlainVector, Update
@@ -43,6 +44,34 @@ def test_coordinates_beyond_the_bound_are_clipped_and_counted_locally(joint: Any
     opened = open_sum(weighted_sum([protected.update.vector], [1]), joint.new_key(), coefficients=[1])
     top = joint.context.agreement.params.amplitude
     assert opened.tolist() == [top, -top, top, -top, top, round(top / 2), 0, 0]
+
+
+def test_where_clients_pre_scale_the_share_is_demanded_and_applied(meet: Callable[..., Any]) -> None:
+    params = CkksParams.parity(clients=4)
+    joint = meet(params=params, weights={"bank_00": 1, "bank_01": 2, "bank_02": 3, "bank_03": 2}).round()
+    assert joint.context.agreement.weighting.share("bank_00") == Fraction(1, 8)
+    key = joint.new_key()
+    with pytest.raises(ValueError, match="expected a share of the weights for these parameters"):
+        protect(plain(joint, [1.0] * 8), params=params, round_key=key)
+    protected = protect(plain(joint, [1.0, -0.5, 2.0, 0, 0, 0, 0, 0]), params=params, round_key=key, share=Fraction(1, 8))
+    assert protected.saturated == 1
+    opened = open_sum(weighted_sum([protected.update.vector], [1]), joint.new_key(), coefficients=[1])
+    eighth = round(params.amplitude / 8)
+    assert opened.tolist() == [eighth, -round(params.amplitude / 16), eighth, 0, 0, 0, 0, 0]
+
+
+def test_a_share_where_the_server_weights_is_refused(joint: Any) -> None:
+    with pytest.raises(ValueError, match="expected no share"):
+        protect(plain(joint, [0.0] * 8), params=joint.context.agreement.params, round_key=joint.new_key(), share=Fraction(1, 4))
+
+
+def test_the_tags_of_an_upload_are_sealed_for_its_sender(joint: Any) -> None:
+    key = joint.new_key()
+    vector = protect(plain(joint, [0.5] * 8), params=joint.context.agreement.params, round_key=key).update.vector
+    total = check_sum(seeded_sum([vector], [1]), joint.new_key(), sealed_tags={"bank_00": vector.sealed_tags}, coefficients=[1])
+    assert not total.fresh
+    with pytest.raises(TamperedAggregateError):
+        check_sum(seeded_sum([vector], [1]), joint.new_key(), sealed_tags={"bank_01": vector.sealed_tags}, coefficients=[1])
 
 
 def test_the_number_of_clipped_coordinates_is_not_in_what_leaves_nor_in_any_text(joint: Any) -> None:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from privfed.agreement import OpeningPolicy
@@ -32,23 +32,37 @@ def sessions(draw: st.DrawFn) -> dict[str, Any]:
         (draw(st.sets(st.integers(2, count - 1), max_size=count // 2)) if count > 2 else set(), draw(st.booleans()))
         for _ in range(draw(st.integers(1, 3 if count < 10 else 1)))
     ]
-    return {"count": count, "shapes": shapes, "weights": weights, "rounds": rounds, "seed": draw(st.integers(0, 2**32 - 1))}
+    profile = draw(st.sampled_from(["standard", "compact", "parity", "compatible"]))
+    seed = draw(st.integers(0, 2**32 - 1))
+    return {"profile": profile, "count": count, "shapes": shapes, "weights": weights, "rounds": rounds, "seed": seed}
 
 
-@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+def parameters(profile: str, count: int) -> CkksParams:
+    if profile in ("parity", "compatible"):
+        return getattr(CkksParams, profile)(bound=0.5, clients=count)
+    return getattr(CkksParams, profile)(bound=0.5)
+
+
+FIFTY = {"count": 50, "shapes": ((2,),) * 200, "weights": [0.5, 7.25] * 25, "rounds": [({3, 17, 40}, False)], "seed": 1}
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(sessions())
-@example({"count": 50, "shapes": ((2,),) * 200, "weights": [0.5, 7.25] * 25, "rounds": [({3, 17, 40}, False)], "seed": 1})
+@example(FIFTY | {"profile": "standard"})
+@example(FIFTY | {"profile": "parity"})
 def test_the_protocol_opens_to_the_integer_weighted_sum_bit_for_bit(people: Any, session: dict[str, Any]) -> None:
     rng = np.random.default_rng(session["seed"])
     layout = Layout(names=tuple(f"t{index}" for index in range(len(session["shapes"]))), shapes=session["shapes"])
     names = [f"bank_{index:02}" for index in range(session["count"])]
+    if session["profile"] in ("parity", "compatible"):
+        assume(2 * max(session["weights"]) <= sum(session["weights"]))
     # What durability costs is not what this test is about.
     with tempfile.TemporaryDirectory() as directory, patch("os.fsync"):
         parties = people.meet(
             Path(directory),
             count=session["count"],
             layout=layout,
-            params=CkksParams.standard(bound=0.5),
+            params=parameters(session["profile"], session["count"]),
             weights=dict(zip(names, session["weights"], strict=True)),
             policy=OpeningPolicy(min_clients=2, max_share=0.95),
         )
@@ -59,15 +73,18 @@ def test_the_protocol_opens_to_the_integer_weighted_sum_bit_for_bit(people: Any,
             # Beyond the bound on purpose: what is clipped must be clipped alike everywhere.
             updates = {name: rng.normal(scale=0.3, size=layout.size) for name in answering}
             message = joint.upload(updates).approve_all().server.aggregate()
-            coefficients = parties.agreement.rule.coefficients(
-                {name: parties.agreement.weights[name] for name in answering}, total=parties.agreement.params.weight_sum
-            )
+            params, weighting = parties.agreement.params, parties.agreement.weighting
+            # Who pre-scales has a weight among all; else the weights are apportioned among those who answered.
+            rule, whose = parties.agreement.rule, names if params.prescaled else answering
+            apportioned = rule.coefficients({name: parties.agreement.weights[name] for name in whose}, total=params.weight_total)
+            coefficients = {name: apportioned[name] for name in answering}
             holder = joint.key_holder(names[-1])
             aggregate = holder.open(message)
             assert dict(aggregate.coefficients) == coefficients
             np.testing.assert_array_equal(aggregate.vector.values, joint.expected_mean(updates, coefficients))
             exact = sum(coefficients[name] * np.clip(updates[name], -0.5, 0.5) for name in answering) / sum(coefficients.values())
-            assert np.abs(aggregate.vector.values - exact).max() <= parties.agreement.params.max_error
+            allowed = params.mean_error(len(answering), weighting.divisor(answering)) if params.prescaled else params.max_error
+            assert np.abs(aggregate.vector.values - exact).max() <= allowed
             holder.finish()
             with pytest.raises(AlreadyOpenedError):
                 holder.open(message)

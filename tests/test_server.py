@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import numpy as np
 import pytest
 
 from privfed.agreement import OpeningPolicy
-from privfed.digest import hash_message
+from privfed.digest import abridge, hash_message
 from privfed.errors import CohortError, InvalidMessageError, ParametersMismatchError, RoundMismatchError
+from privfed.he.additive import SeededSum
+from privfed.he.params import CkksParams
 from privfed.identity import Identity
 from privfed.message import Kind
 from privfed.server import Phase, Server
 from privfed.update import Layout
-from privfed.wire import decode_aggregate, decode_digest, encode_approval, encode_setup
+from privfed.wire import decode_aggregate, decode_digest, encode_abort, encode_approval, encode_setup
 
 
 @pytest.fixture
@@ -129,6 +132,34 @@ def test_uploads_that_are_mostly_one_client_are_not_summed(meet: Callable[..., A
     with pytest.raises(CohortError, match=r"more than 75%.*nothing was summed"):
         joint.server.close()
     assert joint.server.phase is Phase.UPLOAD
+
+
+def test_uploads_that_are_mostly_one_client_are_not_summed_where_clients_pre_scale_either(meet: Callable[..., Any]) -> None:
+    """The server multiplies by 1 then; the policy looks at the weights."""
+    weights = {"bank_00": 8, "bank_01": 1, "bank_02": 1, "bank_03": 3, "bank_04": 3}
+    joint = meet(count=5, params=CkksParams.parity(clients=5), weights=weights).round().setup()
+    joint.upload(joint.some_updates(["bank_00", "bank_01", "bank_02"]))
+    with pytest.raises(CohortError, match=r"more than 75%.*nothing was summed"):
+        joint.server.close()
+    updates = {**joint.some_updates(["bank_00", "bank_01", "bank_02"]), "bank_03": np.ones(8)}
+    joint.upload({"bank_03": updates["bank_03"]})
+    message = joint.approve_all().server.aggregate()
+    digest = decode_aggregate(message, joint.context, joint.key_id).digest
+    assert digest.by_name == {"bank_00": 8, "bank_01": 1, "bank_02": 1, "bank_03": 3}
+    check_opens(joint, message, updates)
+
+
+def test_weights_do_not_follow_who_answers_where_clients_pre_scale(meet: Callable[..., Any]) -> None:
+    weights = {"bank_00": 0.5, "bank_01": 0.25, "bank_02": 0.125, "bank_03": 0.125}
+    joint = meet(params=CkksParams.parity(clients=4), weights=weights).round().setup()
+    updates = joint.some_updates(["bank_00", "bank_01", "bank_02"])
+    message = joint.upload(updates).approve_all().server.aggregate()
+    digest = decode_aggregate(message, joint.context, joint.key_id).digest
+    assert digest.by_name == {"bank_00": 2**31, "bank_01": 2**30, "bank_02": 2**29}
+    check_opens(joint, message, updates)
+    mean = joint.key_holder("bank_01").open(message).vector.values
+    exact = sum(weights[name] * values for name, values in updates.items()) / 0.875
+    assert np.abs(mean - exact).max() <= joint.context.agreement.params.mean_error(3, joint.context.agreement.weighting.divisor(updates))
 
 
 def test_coefficients_are_apportioned_among_those_that_answered(meet: Callable[..., Any]) -> None:
@@ -324,10 +355,12 @@ def test_the_aggregate_carries_the_digest_and_all_approvals(joint: Any) -> None:
     assert message.digest.upload_hashes == tuple(hash_message(joint.uploads[name]) for name in joint.selected)
 
 
-def test_memory_does_not_grow_with_the_number_of_clients(meet: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("seeded", [True, False], ids=["seeds", "whole"])
+def test_memory_does_not_grow_with_the_number_of_clients(meet: Callable[..., Any], seeded: bool) -> None:
     layout = Layout(names=("w",), shapes=((40_000,),))
     peaks: dict[int, int] = {}
-    parties = meet(count=12, layout=layout, policy=OpeningPolicy(min_clients=2))
+    params = replace(CkksParams.standard(), seeded_sums=seeded)
+    parties = meet(count=12, layout=layout, params=params, policy=OpeningPolicy(min_clients=2))
     for number, count in enumerate((2, 12)):
         joint = parties.round(number, selected=tuple(parties.clients)[:count]).setup().upload().approve_all()
         tracemalloc.start()
@@ -340,10 +373,40 @@ def test_memory_does_not_grow_with_the_number_of_clients(meet: Callable[..., Any
     assert peaks[2] > upload  # the measurement sees what the sum itself takes
 
 
+def test_the_aggregate_shows_the_end_of_every_upload(joint: Any) -> None:
+    message = decode_aggregate(joint.run(), joint.context, joint.key_id)
+    assert message.uploads == tuple(abridge(joint.uploads[name]) for name in joint.selected)
+
+
+def test_a_sum_travels_as_seeds_or_whole_as_the_parameters_say(meet: Callable[..., Any]) -> None:
+    seeded = meet(params=CkksParams.standard()).round()
+    whole = meet(params=replace(CkksParams.standard(), seeded_sums=False)).round(1)
+    sizes = []
+    for joint in (seeded, whole):
+        message = joint.run()
+        sizes.append(len(message))
+        assert isinstance(decode_aggregate(message, joint.context, joint.key_id).total, SeededSum) is (joint is seeded)
+        check_opens(joint, message, joint.some_updates())
+    assert sizes[1] - sizes[0] == 4096 * 7 - 4 * 64
+
+
+def test_an_abort_is_stored_once_there_is_an_aggregate(joint: Any) -> None:
+    word = encode_abort(joint.context, joint.parties.clients["bank_01"], joint.key_id)
+    with pytest.raises(CohortError, match="still in its setup"):
+        joint.server.receive_abort(word)
+    joint.setup().upload().approve_all()
+    with pytest.raises(CohortError, match="came in the phase APPROVAL"):
+        joint.server.receive_abort(word)
+    joint.server.aggregate()
+    assert joint.server.receive_abort(word) == "bank_01"
+    assert joint.new_server().received(Kind.ABORT) == ("bank_01",)
+
+
 def test_the_server_and_all_that_it_imports_know_no_secret_key() -> None:
     script = (
         "import sys; import privfed.server; "
-        "print([name for name in sys.modules if name.endswith(('.secret', '_seal_secret', 'privfed.protect', 'privfed.keyholder'))])"
+        "ends = ('.secret', '_seal_secret', 'he.tags', 'privfed.protect', 'privfed.keyholder'); "
+        "print([name for name in sys.modules if name.endswith(ends)])"
     )
     root = Path(__file__).parents[1]
     shown = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)

@@ -5,18 +5,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privfed.digest import RoundDigest, hash_message
+from privfed.digest import ABRIDGED_BYTES, RoundDigest, abridge, hash_abridged, hash_message, sealed_tags
 from privfed.errors import InvalidMessageError, RoundMismatchError
-from privfed.he.additive import CkksVector, weighted_sum
+from privfed.he.additive import CkksVector, SeededSum, seeded_sum, weighted_sum
 from privfed.he.params import CkksParams
 from privfed.message import Kind, seal
 from privfed.update import Layout, PlainVector, Update
 from privfed.wire import (
+    decode_abort,
     decode_aggregate,
     decode_approval,
     decode_digest,
     decode_setup,
     decode_upload,
+    encode_abort,
     encode_aggregate,
     encode_approval,
     encode_digest,
@@ -128,12 +130,39 @@ def test_an_upload_under_another_key_is_refused(joint: Any) -> None:
         decode_upload(message, joint.context, bytes(16))
 
 
+@pytest.mark.parametrize("size", [0, 91, 93])
+def test_a_signed_upload_without_whole_sealed_tags_is_refused(joint: Any, size: int) -> None:
+    vector = encrypted(joint).vector
+    payload = vector.chunks[0] + (vector.sealed_tags + b"x")[:size]
+    message = seal(joint.context, joint.parties.clients["bank_00"], Kind.UPLOAD, key_id=vector.key_id, payload=payload)
+    with pytest.raises(InvalidMessageError):
+        decode_upload(message, joint.context, vector.key_id)
+
+
+def test_the_hash_of_a_message_is_that_of_its_abridgement_which_shows_the_sealed_tags(joint: Any) -> None:
+    key = joint.new_key()
+    message = joint.encode("bank_00", np.zeros(8), key)
+    abridged = abridge(message)
+    assert len(abridged) == ABRIDGED_BYTES
+    assert hash_message(message) == hash_abridged(abridged)
+    assert sealed_tags(abridged) == decode_upload(message, joint.context, key.key_id).vector.sealed_tags
+    changed = {hash_message(message[:place] + bytes([message[place] ^ 1]) + message[place + 1 :]) for place in (0, 999, -157, -156, -1)}
+    assert len(changed | {hash_message(message)}) == 6
+
+
+@pytest.mark.parametrize("size", [0, 1, 155, 156, 157])
+def test_short_messages_have_hashes_of_their_own(size: int) -> None:
+    messages = {b"a" * size, b"a" * size + b"b", b"b" + b"a" * size, b"c" * 400}
+    assert len({hash_message(message) for message in messages}) == len(messages)
+
+
 @pytest.mark.parametrize("where", [6, 28735 - 64])
 def test_a_signed_upload_with_a_word_beyond_the_modulus_is_refused(joint: Any, where: int) -> None:
     key = joint.new_key()
     chunk = bytearray(encrypted(joint, key=key).vector.chunks[0])
     chunk[where] = 0xFF  # the highest byte of a word; the modulus has 54 of 56 bits
-    message = seal(joint.context, joint.parties.clients["bank_00"], Kind.UPLOAD, key_id=key.key_id, payload=bytes(chunk))
+    payload = bytes(chunk) + bytes(92)
+    message = seal(joint.context, joint.parties.clients["bank_00"], Kind.UPLOAD, key_id=key.key_id, payload=payload)
     with pytest.raises(InvalidMessageError):
         decode_upload(message, joint.context, key.key_id)
 
@@ -209,21 +238,40 @@ def test_an_approval_of_another_digest_is_refused(joint: Any) -> None:
         decode_approval(message, joint.context, replace(digest, coefficients=(1, 2, 4)))
 
 
-def aggregate_message(joint: Any, *, approvals: Any = None, digest: Any = None, vector: Any = None) -> bytes:
+def some_total(joint: Any, count: int = 3) -> SeededSum:
+    return seeded_sum([encrypted(joint, joint.selected[index]).vector for index in range(count)], [1, 2, 3][:count])
+
+
+def aggregate_message(joint: Any, *, approvals: Any = None, digest: Any = None, total: Any = None, announced: Any = None) -> bytes:
     digest = digest or some_digest(joint)
-    vector = vector or replace(weighted_sum([encrypted(joint).vector], [1]), key_id=digest.key_id)
+    total = total or replace(some_total(joint), key_id=digest.key_id)
     if approvals is None:
         approvals = [encode_approval(joint.context, joint.parties.clients[name], digest) for name in digest.participants]
-    return encode_aggregate(
-        joint.context, joint.parties.server, encode_digest(joint.context, joint.parties.server, digest), approvals, vector
-    )
+    announced = announced or encode_digest(joint.context, joint.parties.server, digest)
+    uploads = [bytes([index]) * ABRIDGED_BYTES for index in range(len(digest.participants))]
+    return encode_aggregate(joint.context, joint.parties.server, announced, approvals, uploads=uploads, total=total)
 
 
 def test_an_aggregate_round_trips(joint: Any) -> None:
+    digest, total = some_digest(joint), some_total(joint)
+    message = decode_aggregate(aggregate_message(joint, digest=digest, total=total), joint.context, digest.key_id)
+    assert (message.digest, message.approved_by, message.total) == (digest, digest.participants, total)
+    assert message.uploads == (bytes(188), b"\1" * 188, b"\2" * 188)
+
+
+def test_a_whole_aggregate_round_trips_where_the_parameters_say_so(meet: Callable[..., Any]) -> None:
+    joint = meet(params=replace(CkksParams.standard(), seeded_sums=False)).round()
     digest = some_digest(joint)
-    vector = weighted_sum([encrypted(joint).vector], [1])
-    message = decode_aggregate(aggregate_message(joint, digest=digest, vector=vector), joint.context, digest.key_id)
-    assert (message.digest, message.approved_by, message.vector) == (digest, digest.participants, vector)
+    total = weighted_sum([encrypted(joint).vector], [1])
+    message = decode_aggregate(aggregate_message(joint, digest=digest, total=total), joint.context, digest.key_id)
+    assert message.total == total
+    with pytest.raises(ValueError, match="got the other kind"):
+        aggregate_message(joint, digest=digest, total=some_total(joint))
+
+
+def test_a_whole_sum_is_not_sent_where_seeds_are_expected(joint: Any) -> None:
+    with pytest.raises(ValueError, match="got the other kind"):
+        aggregate_message(joint, total=weighted_sum([encrypted(joint).vector], [1]))
 
 
 def test_an_aggregate_with_an_approval_of_another_digest_is_refused(joint: Any) -> None:
@@ -236,26 +284,22 @@ def test_an_aggregate_with_an_approval_of_another_digest_is_refused(joint: Any) 
 def test_an_aggregate_with_a_digest_or_an_approval_of_another_attempt_is_refused(joint: Any) -> None:
     digest = some_digest(joint)
     later = replace(joint.context, attempt=1)
-    inner = encode_digest(later, joint.parties.server, digest)
-    vector = weighted_sum([encrypted(joint).vector], [1])
-    for digest_message, approvals in (
-        (inner, []),
-        (encode_digest(joint.context, joint.parties.server, digest), [encode_approval(later, joint.parties.clients["bank_00"], digest)]),
+    for announced, approvals in (
+        (encode_digest(later, joint.parties.server, digest), []),
+        (None, [encode_approval(later, joint.parties.clients["bank_00"], digest)]),
     ):
-        message = encode_aggregate(joint.context, joint.parties.server, digest_message, approvals, vector)
+        message = aggregate_message(joint, digest=digest, announced=announced, approvals=approvals)
         with pytest.raises(RoundMismatchError, match="attempt 1"):
             decode_aggregate(message, joint.context, digest.key_id)
 
 
 def test_an_aggregate_with_a_forged_digest_or_approval_is_refused(joint: Any) -> None:
     digest = some_digest(joint)
-    vector = weighted_sum([encrypted(joint).vector], [1])
     signed = encode_digest(joint.context, joint.parties.server, digest)
     approval = encode_approval(joint.context, joint.parties.clients["bank_00"], digest)
-    forged = bytearray(approval)
-    forged[-1] ^= 1
-    for digest_message, approvals in ((signed[:-1] + bytes([signed[-1] ^ 1]), [approval]), (signed, [bytes(forged)]), (signed, [b""])):
-        message = encode_aggregate(joint.context, joint.parties.server, digest_message, approvals, vector)
+    forged = approval[:-1] + bytes([approval[-1] ^ 1])
+    for announced, approvals in ((signed[:-1] + bytes([signed[-1] ^ 1]), [approval]), (signed, [forged]), (signed, [b""])):
+        message = aggregate_message(joint, digest=digest, announced=announced, approvals=approvals)
         with pytest.raises(InvalidMessageError):
             decode_aggregate(message, joint.context, digest.key_id)
 
@@ -265,7 +309,41 @@ def test_an_aggregate_of_another_key_is_refused(joint: Any) -> None:
         decode_aggregate(aggregate_message(joint), joint.context, bytes(16))
 
 
-def test_a_single_upload_does_not_pass_for_a_sum(joint: Any) -> None:
+def test_an_aggregate_without_the_seeds_of_every_participant_is_refused(joint: Any) -> None:
+    digest, total = some_digest(joint), some_total(joint)
+    for seeds in (total.seeds[:2], (*total.seeds, total.seeds[0])):
+        with pytest.raises(InvalidMessageError):
+            decode_aggregate(aggregate_message(joint, digest=digest, total=replace(total, seeds=seeds)), joint.context, digest.key_id)
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_an_aggregate_with_a_word_beyond_the_modulus_is_refused(meet: Callable[..., Any], seeded: bool) -> None:
+    joint = meet(params=replace(CkksParams.standard(), seeded_sums=seeded)).round()
+    digest = some_digest(joint)
+    total = some_total(joint) if seeded else weighted_sum([encrypted(joint).vector], [1])
+    chunk = b"\xff" * 7 + total.chunks[0][7:]
+    with pytest.raises(InvalidMessageError):
+        decode_aggregate(aggregate_message(joint, digest=digest, total=replace(total, chunks=(chunk,))), joint.context, digest.key_id)
+
+
+def test_a_single_upload_does_not_pass_for_a_sum(meet: Callable[..., Any]) -> None:
+    joint = meet(params=replace(CkksParams.standard(), seeded_sums=False)).round()
     fresh = encrypted(joint).vector
     with pytest.raises(InvalidMessageError):
-        decode_aggregate(aggregate_message(joint, vector=fresh), joint.context, fresh.key_id)
+        decode_aggregate(aggregate_message(joint, total=fresh), joint.context, fresh.key_id)
+
+
+def test_an_abort_says_who_and_when_and_nothing_else(joint: Any) -> None:
+    message = encode_abort(joint.context, joint.parties.clients["bank_02"], bytes(16))
+    assert decode_abort(message, joint.context, bytes(16)) == "bank_02"
+    assert message == encode_abort(joint.context, joint.parties.clients["bank_02"], bytes(16))
+    with pytest.raises(RoundMismatchError):
+        decode_abort(message, replace(joint.context, attempt=1), bytes(16))
+    with pytest.raises(RoundMismatchError, match="another key"):
+        decode_abort(message, joint.context, b"\1" * 16)
+    with pytest.raises(ValueError, match="ABORT"):
+        encode_abort(joint.context, joint.parties.server, bytes(16))
+    for payload in (b"", b"because", b"abort: tags", b"Abort"):
+        other = seal(joint.context, joint.parties.clients["bank_02"], Kind.ABORT, key_id=bytes(16), payload=payload)
+        with pytest.raises(InvalidMessageError):
+            decode_abort(other, joint.context, bytes(16))

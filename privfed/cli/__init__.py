@@ -7,6 +7,7 @@ A command is a function in the module of its group, and one line here. What the 
 import typer
 
 from privfed.cli import ledger
+from privfed.cli.audit import audit, report
 from privfed.cli.demo import demo
 from privfed.cli.partition import partition
 from privfed.cli.refusals import Refusing
@@ -27,4 +28,6 @@ def _main() -> None:
 app.command()(demo)
 app.command()(simulate)
 app.command()(partition)
+app.command()(audit)
+app.command()(report)
 app.add_typer(ledger.app, name="ledger")

@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.panel import Panel
 
+from privfed.cli.audit import show_audit
 from privfed.cli.terminal import AsJson, number, print_json, round_progress, table, use_one_core
 
 if TYPE_CHECKING:
-    from privfed.audit.findings import Finding
     from privfed.demo import DemoResult
 
 
@@ -105,19 +105,5 @@ def _show(result: "DemoResult") -> None:
             title_align="left",
         )
     )
-    audit = result.audit
-    read = ((party, audit.shown(party).sentence(), _sentence(audit.control_of(party))) for party in audit.parties)
     console.print()
-    console.print(
-        table(
-            "What attacks could read of made-up records",
-            ("party", "in this consortium", "with the protection taken away"),
-            rows=read,
-            left=3,
-            caption="Cells of the records that an attack had right, beside what guessing reaches. Nothing to attack is no proof of safety.",
-        )
-    )
-
-
-def _sentence(finding: "Finding | None") -> str:
-    return "-" if finding is None else finding.sentence()
+    show_audit(result.audit)

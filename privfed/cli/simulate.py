@@ -148,4 +148,5 @@ def _show(outcome: "Outcome", out: Path | None) -> None:
     for note in outcome.notes:
         console.print(f"[yellow]Note:[/yellow] {escape(note)}")
     if out:
-        console.print(f"Written to {escape(str(out))}: history.json, model.npz, and a ledger per bank (privfed ledger show).")
+        console.print(f"Written to {escape(str(out))}: history.json, model.npz, and a ledger per bank.")
+        console.print(f"Next: privfed audit {escape(str(out))}, privfed report {escape(str(out))}, privfed ledger show.")

@@ -15,7 +15,7 @@ _FORMAT = "privfed scores v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Scores of a run after some of its rounds.
+    """Scores of a run after some of its rounds. As private as the inner products they come from, unless the clients agreed to see them.
 
     Args:
         rule: Name of the rule that they belong to.

@@ -16,6 +16,9 @@ from privfed.aggregation.mixture import Mixture
 from privfed.contribution.estimators import Automatic, Estimator
 from privfed.contribution.game import AngularUtility, EuclideanUtility, Game, Utility
 
+# Worths are at most 1 and scores sums of them. What is left of a score of nothing after rounding must not be all the weight there is.
+_ROUNDING = 1e-12
+
 
 class ReferenceScale(Protocol):
     """How long the reference is taken to be."""
@@ -196,5 +199,5 @@ def added(scores: Mapping[str, float], of_round: Mapping[str, float]) -> dict[st
 
 def positive_mixture(scores: Mapping[str, float], gram: Gram) -> Mixture:
     """Weights of the clients of a round: their scores where positive; if none is, all alike."""
-    weights = {name: max(scores[name], 0.0) for name in gram.names}
+    weights = {name: scores[name] if scores[name] > _ROUNDING else 0.0 for name in gram.names}
     return Mixture(weights=weights if any(weights.values()) else dict.fromkeys(gram.names, 1.0))

@@ -88,6 +88,8 @@ class Chain:
                 )
             self._connection = resources.enter_context(closing(self._connect(resolved)))
             self._rows = self._read()
+            if self._read_head()[0] < len(self._rows):
+                self._write_head()  # else a second crash at the same place would leave it two rows behind, as if rows had been added
             self._resources = resources.pop_all()
         self._closed = False
 

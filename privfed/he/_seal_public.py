@@ -1,4 +1,4 @@
-"""SEAL without secrets: rings, weighted sums of ciphertexts, and the byte layout of SEAL's containers.
+"""SEAL without secrets: rings and weighted sums of ciphertexts.
 
 No secret key can be reached from here: the contexts are made from public numbers, and nothing takes or holds a key. SEAL
 objects do not leave this module, except to `_seal_secret`.
@@ -8,9 +8,8 @@ modulus; the container around them is written here, so no length, type or versio
 """
 
 import os
-import struct
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,25 +19,15 @@ from typing import Protocol
 import numpy as np
 import tenseal
 import tenseal.sealapi as seal
-import zstandard
 from numpy.typing import NDArray
 from tenseal.sealapi import Ciphertext
 
 from privfed.errors import InvalidMessageError
+from privfed.he._seal_bytes import PRIMES, SEED_BYTES, Form, members, read_ciphertext, version_of, write_ciphertext, write_plaintext
 
-SEED_BYTES = 64
-
-# SEAL 4 native/src/seal/serialization.h, SEALHeader: magic, header size, major, minor, compression, reserved, total size.
-_HEADER = struct.Struct("<HBBBBHQ")
-_MAGIC = 0xA15E
-_UNCOMPRESSED, _ZSTD = 0, 2
-# ciphertext.cpp, save_members: parameters id, NTT form, size, N, number of primes, scale, correction factor, then the words.
-_CIPHERTEXT = struct.Struct("<32sBQQQdQ")
-_COUNT = struct.Struct("<Q")
-_PRIMES = 1
 _SCALE = 1.0
-# randomgen.h: the generator that expands a seed; 1 is BLAKE2xb, the only one this SEAL is built to use by default.
-_BLAKE2XB = 1
+# What follows the prime in the chain of a TenSEAL context of 60, 40 and 40 bits, and the security level at which SEAL accepts it.
+_TENSEAL_CHAIN_BITS = (40, 40)
 
 
 def tenseal_version() -> str:
@@ -49,8 +38,7 @@ def tenseal_version() -> str:
 @cache
 def seal_version() -> str:
     """Major and minor version of the SEAL inside TenSEAL, as it writes them into its files."""
-    _, _, major, minor, *_ = _HEADER.unpack_from(saved(seal.Plaintext()))
-    return f"{major}.{minor}"
+    return version_of(saved(seal.Plaintext()))
 
 
 @cache
@@ -67,52 +55,96 @@ def prime(poly_modulus_degree: int, bits: int) -> int:
     return modulus.value()
 
 
-def encryption_parameters(poly_modulus_degree: int, modulus: int) -> seal.EncryptionParameters:
-    """SEAL's CKKS parameters of the ring with this one prime."""
+def encryption_parameters(poly_modulus_degree: int, chain_bits: Sequence[int]) -> seal.EncryptionParameters:
+    """SEAL's CKKS parameters of a degree and a chain of primes of so many bits."""
     parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
     parameters.set_poly_modulus_degree(poly_modulus_degree)
-    parameters.set_coeff_modulus(seal.CoeffModulus.Create(poly_modulus_degree, [modulus.bit_length()]))
+    parameters.set_coeff_modulus(seal.CoeffModulus.Create(poly_modulus_degree, list(chain_bits)))
     return parameters
 
 
-def checked_context(parameters: seal.EncryptionParameters) -> seal.SEALContext:
-    """SEAL's context of the parameters, at its 256-bit security level.
+def checked_context(parameters: seal.EncryptionParameters, security_bits: int) -> seal.SEALContext:
+    """SEAL's context of the parameters, at a security level of 128, 192 or 256 bits.
 
     Raises:
         ValueError: If SEAL refuses the parameters, among other reasons because the security level is not reached.
     """
-    context = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC256)  # noqa: FBT003
+    level = {128: seal.SEC_LEVEL_TYPE.TC128, 192: seal.SEC_LEVEL_TYPE.TC192, 256: seal.SEC_LEVEL_TYPE.TC256}[security_bits]
+    context = seal.SEALContext(parameters, True, level)  # noqa: FBT003
     if not context.parameters_set():
-        raise ValueError(f"expected parameters that SEAL accepts at 256 bits of security: {context.parameters_error_message()}")
+        raise ValueError(f"expected parameters that SEAL accepts at {security_bits} bits of security: {context.parameters_error_message()}")
     return context
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Ring:
-    """SEAL's public objects for one degree and prime; nothing in it is random or secret."""
+    """SEAL's public objects for one degree and prime; nothing in it is random or secret.
+
+    The prime is the first, and the level the last, of the chain: ciphertexts and plaintexts have one word per coefficient.
+    """
 
     poly_modulus_degree: int
     modulus: int
+    chain_bits: tuple[int, ...]
+    security_bits: int
+    parms_id: tuple[int, ...]
     context: seal.SEALContext
     encoder: seal.CKKSEncoder
     evaluator: seal.Evaluator
 
+    def plaintext(self, values: NDArray[np.complex128], scale: float = _SCALE) -> seal.Plaintext:
+        """The polynomial with these values at SEAL's slots, times the scale, rounded to integers. For `_seal_secret`."""
+        plain = seal.Plaintext()
+        self.encoder.encode(values.tolist(), list(self.parms_id), scale, plain)
+        return plain
+
+    def encode(self, values: NDArray[np.complex128], scale: float = _SCALE) -> NDArray[np.uint64]:
+        """Words, of shape (N,) in NTT form, of the polynomial with these values at SEAL's slots, times the scale."""
+        body = members(saved(self.plaintext(values, scale)))
+        return np.frombuffer(body, "<u8", self.poly_modulus_degree, len(body) - 8 * self.poly_modulus_degree).astype(np.uint64, copy=False)
+
+    def form(self, scale: float) -> Form:
+        """What SEAL writes in front of a ciphertext or a plaintext of this ring."""
+        return Form(parms_id=self.parms_id, poly_modulus_degree=self.poly_modulus_degree, scale=scale, version=seal_version())
+
+    def decode(self, words: NDArray[np.uint64], scale: float = _SCALE) -> NDArray[np.complex128]:
+        """Values, of shape (N / 2,), at SEAL's slots of the polynomial with these words, divided by the scale: the inverse of `encode`."""
+        plain = seal.Plaintext()
+        with memory_path() as path:
+            Path(path).write_bytes(write_plaintext(self.form(scale), words))
+            plain.load(self.context, path)
+        return np.array(self.encoder.decode_complex(plain), np.complex128)
+
 
 @cache
-def ring(poly_modulus_degree: int, modulus: int) -> Ring:
-    """The ring of these numbers, one object per process.
+def chain_ring(poly_modulus_degree: int, chain_bits: tuple[int, ...], security_bits: int) -> Ring:
+    """The last level of a chain of primes, one object per process.
 
     Raises:
         ValueError: If SEAL refuses it.
     """
-    context = checked_context(encryption_parameters(poly_modulus_degree, modulus))
+    context = checked_context(encryption_parameters(poly_modulus_degree, chain_bits), security_bits)
     return Ring(
         poly_modulus_degree=poly_modulus_degree,
-        modulus=modulus,
+        # Not `prime`: of several primes of the same size, SEAL puts the smallest first.
+        modulus=seal.CoeffModulus.Create(poly_modulus_degree, list(chain_bits))[0].value(),
+        chain_bits=chain_bits,
+        security_bits=security_bits,
+        parms_id=tuple(context.last_parms_id()),
         context=context,
         encoder=seal.CKKSEncoder(context),
         evaluator=seal.Evaluator(context),
     )
+
+
+def ring(poly_modulus_degree: int, modulus: int, *, slots: bool) -> Ring:
+    """The ring of these numbers: one prime at 256 bits of security or, with slots, the last level of TenSEAL's chain at 192.
+
+    Raises:
+        ValueError: If SEAL refuses it.
+    """
+    chain_bits = (modulus.bit_length(), *(_TENSEAL_CHAIN_BITS if slots else ()))
+    return chain_ring(poly_modulus_degree, chain_bits, 192 if slots else 256)
 
 
 class Savable(Protocol):
@@ -146,35 +178,16 @@ def saved(thing: Savable) -> bytes:
         return Path(path).read_bytes()
 
 
-def members(container: bytes) -> bytes:
-    """What is inside a container that SEAL wrote, decompressed. Only for SEAL's own output, never for bytes from outside."""
-    magic, _, _, _, compression, _, size = _HEADER.unpack_from(container)
-    body = container[_HEADER.size :]
-    if magic != _MAGIC or size != len(container) or compression not in {_UNCOMPRESSED, _ZSTD}:
-        raise RuntimeError("this SEAL writes another container format")
-    return body if compression == _UNCOMPRESSED else zstandard.ZstdDecompressor().decompressobj().decompress(body)
-
-
-def _container(body: bytes) -> bytes:
-    major, minor = (int(part) for part in seal_version().split("."))
-    return _HEADER.pack(_MAGIC, _HEADER.size, major, minor, _UNCOMPRESSED, 0, _HEADER.size + len(body)) + body
-
-
 def _load(public: Ring, words: NDArray[np.uint64], seed: bytes) -> Ciphertext:
     """Builds a ciphertext from words below the modulus; a seed stands for the second polynomial.
 
     Raises:
         InvalidMessageError: If SEAL refuses it, or it is not a non-transparent ciphertext of the ring at scale 1.
     """
-    parms_id = public.context.first_parms_id()
-    header = _CIPHERTEXT.pack(struct.pack("<4Q", *parms_id), 1, 2, public.poly_modulus_degree, _PRIMES, _SCALE, 1)
-    body = header + _container(_COUNT.pack(words.size) + words.astype("<u8", copy=False).tobytes())
-    if seed:
-        body += _container(bytes([_BLAKE2XB]) + seed)
     ciphertext = Ciphertext()
     try:
         with memory_path() as path:
-            Path(path).write_bytes(_container(body))
+            Path(path).write_bytes(write_ciphertext(public.form(_SCALE), words, seed=seed))
             ciphertext.load(public.context, path)
     except (RuntimeError, ValueError):
         raise InvalidMessageError from None
@@ -182,10 +195,10 @@ def _load(public: Ring, words: NDArray[np.uint64], seed: bytes) -> Ciphertext:
     as_expected = (
         ciphertext.size() == 2
         and ciphertext.poly_modulus_degree() == public.poly_modulus_degree
-        and ciphertext.coeff_modulus_size() == _PRIMES
+        and ciphertext.coeff_modulus_size() == PRIMES
         and ciphertext.is_ntt_form()
         and ciphertext.scale == _SCALE
-        and ciphertext.parms_id() == parms_id
+        and tuple(ciphertext.parms_id()) == public.parms_id
         and not ciphertext.is_transparent()
         and seal.is_valid_for(ciphertext, public.context)
     )
@@ -229,17 +242,15 @@ def ciphertext_members(container: bytes, public: Ring, *, seeded: bool) -> tuple
     Raises:
         RuntimeError: If this SEAL writes another format. Nothing was sent.
     """
-    body = members(container)
     count = public.poly_modulus_degree * (1 if seeded else 2)
-    start = _CIPHERTEXT.size + _HEADER.size + _COUNT.size
-    stop = start + 8 * count
-    header = _CIPHERTEXT.pack(struct.pack("<4Q", *public.context.first_parms_id()), 1, 2, public.poly_modulus_degree, _PRIMES, _SCALE, 1)
-    tail = _HEADER.size + 1 + SEED_BYTES if seeded else 0
-    if len(body) != stop + tail or body[: len(header)] != header or _COUNT.unpack_from(body, start - _COUNT.size) != (count,):
-        raise RuntimeError("this SEAL writes another ciphertext format; nothing was sent")
-    if seeded and body[stop + _HEADER.size] != _BLAKE2XB:
-        raise RuntimeError("this SEAL expands seeds with another generator; nothing was sent")
-    return np.frombuffer(body, "<u8", count, start).astype(np.uint64, copy=False), body[len(body) - SEED_BYTES :] if seeded else b""
+    return read_ciphertext(members(container), public.form(_SCALE), count, seeded=seeded)
+
+
+def expand(public: Ring, seed: bytes) -> NDArray[np.uint64]:
+    """The second polynomial, of shape (N,) in NTT form, for which a seed stands."""
+    ciphertext = load_fresh(public, np.zeros(public.poly_modulus_degree, np.uint64), seed)
+    words, _ = ciphertext_members(saved(ciphertext), public, seeded=False)
+    return words[public.poly_modulus_degree :]
 
 
 class WeightedSum:
@@ -255,11 +266,12 @@ class WeightedSum:
         Raises:
             InvalidMessageError: If the sum becomes transparent, which no honest ciphertexts do.
         """
-        weight = seal.Plaintext()
-        # A constant polynomial at scale 1 is the integer itself: no rounding, no rescaling, no level.
-        self._ring.encoder.encode(float(coefficient), _SCALE, weight)
         try:
-            self._ring.evaluator.multiply_plain_inplace(ciphertext, weight)
+            if coefficient != 1:
+                weight = seal.Plaintext()
+                # A constant polynomial at scale 1 is the integer itself: no rounding, no rescaling, no level.
+                self._ring.encoder.encode(float(coefficient), list(self._ring.parms_id), _SCALE, weight)
+                self._ring.evaluator.multiply_plain_inplace(ciphertext, weight)
             if self._sum is None:
                 self._sum = ciphertext
             else:

@@ -6,11 +6,19 @@ from typing import NoReturn, final
 
 import numpy as np
 import tenseal.sealapi as seal
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
 from privfed.he import _seal_public
 
 KEY_SEED_BYTES = 64
+
+
+def derive(secret: bytes, length: int, *fields: bytes) -> bytes:
+    """HKDF-Expand-SHA512 (RFC 5869) of a uniform secret over length-prefixed fields: no two lists of fields are the same bytes."""
+    info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    return HKDFExpand(algorithm=hashes.SHA512(), length=length, info=info).derive(secret)
 
 
 class Secret:
@@ -43,9 +51,9 @@ class RingKey(Secret):
     def __init__(self, ring: _seal_public.Ring, seed: bytes) -> None:
         if len(seed) != KEY_SEED_BYTES:
             raise ValueError(f"expected a seed of {KEY_SEED_BYTES} bytes, got {len(seed)}")
-        parameters = _seal_public.encryption_parameters(ring.poly_modulus_degree, ring.modulus)
+        parameters = _seal_public.encryption_parameters(ring.poly_modulus_degree, ring.chain_bits)
         parameters.set_random_generator(seal.Blake2xbPRNGFactory(list(struct.unpack("<8Q", seed))))
-        generator = seal.KeyGenerator(_seal_public.checked_context(parameters))
+        generator = seal.KeyGenerator(_seal_public.checked_context(parameters, ring.security_bits))
         self._ring = ring
         self._key = seal.SecretKey()
         # The key moves into the ring's own context and the seeded one is dropped: encryption under the seeded context would
@@ -61,7 +69,7 @@ class RingKey(Secret):
         return hashlib.sha256(len(label).to_bytes(4, "big") + label + _seal_public.members(_seal_public.saved(self._key))).digest()
 
     def words(self) -> NDArray[np.uint64]:
-        """The key as SEAL keeps it in memory, of shape (N,). Secret: for the memory scan alone."""
+        """The key modulo the last prime of the chain, as SEAL keeps it in memory, of shape (N,). Secret: for the memory scan alone."""
         body = _seal_public.members(_seal_public.saved(self._key))
         return np.frombuffer(body[-8 * self._ring.poly_modulus_degree :], "<u8")
 
@@ -71,9 +79,7 @@ class RingKey(Secret):
         Returns:
             The words of c0, of shape (N,), and the seed of c1.
         """
-        plain = seal.Plaintext()
-        self._ring.encoder.encode(values.tolist(), 1.0, plain)
-        container = _seal_public.saved(self._encryptor.encrypt_symmetric(plain))
+        container = _seal_public.saved(self._encryptor.encrypt_symmetric(self._ring.plaintext(values)))
         return _seal_public.ciphertext_members(container, self._ring, seeded=True)
 
     def decrypt_unrounded(self, words: NDArray[np.uint64]) -> NDArray[np.complex128]:

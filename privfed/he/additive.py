@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError
 from privfed.he import _seal_public
-from privfed.he.codec import pack_words, unpack_words
-from privfed.he.params import KEY_ID_BYTES, SEED_BYTES, CkksParams
+from privfed.he.codec import pack_words, unpack_words, weighted_words
+from privfed.he.params import KEY_ID_BYTES, SEALED_TAGS_BYTES, SEED_BYTES, CkksParams
 from privfed.update import Layout
 
 
@@ -18,12 +20,13 @@ class CkksVector:
         layout: Names and shapes of the tensors in it.
         params: Parameters under which it was encrypted.
         key_id: 16 bytes that name the key of the round.
-        chunks: One ciphertext per N coordinates: packed c0 and the 64-byte seed of c1 if fresh, else packed c0 and packed c1.
+        chunks: Ciphertexts: packed c0 and the 64-byte seed of c1 if fresh, else packed c0 and packed c1.
         fresh: Whether it is as one client encrypted it; else it is a sum.
+        sealed_tags: What the clients, and nobody else, can check a sum against (`he.tags`): 92 bytes if fresh, none if a sum.
 
     Raises:
-        ValueError: If the key id, the number of chunks or the length of a chunk is wrong. The words are not looked at; that
-            is what `check_chunk` and `weighted_sum` do.
+        ValueError: If the key id, the number of chunks, or the length of a chunk or of the tags is wrong. The words are not
+            looked at; that is what `check_chunk` and `weighted_sum` do.
     """
 
     layout: Layout
@@ -31,25 +34,82 @@ class CkksVector:
     key_id: bytes
     chunks: tuple[bytes, ...]
     fresh: bool
+    sealed_tags: bytes = b""
 
     def __post_init__(self) -> None:
-        if len(self.key_id) != KEY_ID_BYTES:
-            raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(self.key_id)}")
-        if len(self.chunks) != self.params.chunks(self.layout):
-            raise ValueError(f"expected {self.params.chunks(self.layout)} chunks for this layout, got {len(self.chunks)}")
         size = self.params.fresh_chunk_bytes if self.fresh else self.params.sum_chunk_bytes
-        if any(len(chunk) != size for chunk in self.chunks):
-            raise ValueError(f"expected every chunk to have {size} bytes, got one that has not")
+        _check_shape(self.layout, self.params, self.key_id, self.chunks, size)
+        if len(self.sealed_tags) != (SEALED_TAGS_BYTES if self.fresh else 0):
+            raise ValueError(f"expected sealed tags of {SEALED_TAGS_BYTES} bytes on a fresh vector alone, got {len(self.sealed_tags)}")
+
+    @property
+    def seeds(self) -> bytes:
+        """The seeds of all chunks of a fresh vector, one after the other."""
+        return b"".join(chunk[-SEED_BYTES:] for chunk in self.chunks)
 
     def __repr__(self) -> str:
         return f"CkksVector(size={self.layout.size}, chunks={len(self.chunks)}, fresh={self.fresh})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SeededSum:
+    """A sum as it travels where `params.seeded_sums`: without c1, which follows from the seeds of the uploads in it. Public.
+
+    Args:
+        layout: Names and shapes of the tensors in it.
+        params: Parameters of the uploads.
+        key_id: 16 bytes that name the key of the round.
+        chunks: Packed c0 of the sum.
+        seeds: `CkksVector.seeds` of each upload, in the order of their coefficients.
+
+    Raises:
+        ValueError: If the key id, the number of chunks, or the length of a chunk or of the seeds is wrong.
+    """
+
+    layout: Layout
+    params: CkksParams
+    key_id: bytes
+    chunks: tuple[bytes, ...]
+    seeds: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.polynomial_bytes)
+        if any(len(seeds) != SEED_BYTES * len(self.chunks) for seeds in self.seeds):
+            raise ValueError("expected one seed for every chunk of every upload, got others")
+
+    def regenerate(self, coefficients: Sequence[int]) -> CkksVector:
+        """The whole sum: c1 is the sum of coefficient times what SEAL expands from each seed.
+
+        Args:
+            coefficients: What each upload was multiplied by.
+
+        Raises:
+            ValueError: If there is not one coefficient for each upload, or one is out of its range.
+            InvalidMessageError: If a word is not below the modulus.
+        """
+        if len(coefficients) != len(self.seeds):
+            raise ValueError(f"expected one coefficient for each of {len(self.seeds)} uploads, got {len(coefficients)}")
+        check_coefficients(coefficients, self.params)
+        ring, zeros = _ring(self.params), np.zeros(self.params.poly_modulus_degree, np.uint64)
+        chunks: list[bytes] = []
+        for index, chunk in enumerate(self.chunks):
+            unpack_words(chunk, self.params)  # only for its checks
+            total = _seal_public.WeightedSum(ring)
+            for coefficient, seeds in zip(coefficients, self.seeds, strict=True):
+                total.add(coefficient, _seal_public.load_fresh(ring, zeros, seeds[index * SEED_BYTES : (index + 1) * SEED_BYTES]))
+            chunks.append(chunk + pack_words(total.words()[self.params.poly_modulus_degree :], self.params))
+        return CkksVector(layout=self.layout, params=self.params, key_id=self.key_id, chunks=tuple(chunks), fresh=False)
+
+    def __repr__(self) -> str:
+        return f"SeededSum(size={self.layout.size}, chunks={len(self.chunks)}, uploads={len(self.seeds)})"
 
 
 def check_coefficients(coefficients: Sequence[int], params: CkksParams) -> None:
     """Checks that a weighted sum with these coefficients is within the proven budget.
 
     Raises:
-        ValueError: If there is none, one is not a positive int, or their sum exceeds `params.weight_sum`.
+        ValueError: If there is none, one is not a positive int, or not 1 where the clients pre-scale, or their sum exceeds
+            `params.weight_sum`.
     """
     if not coefficients:
         raise ValueError("expected at least one coefficient, got none")
@@ -61,6 +121,8 @@ def check_coefficients(coefficients: Sequence[int], params: CkksParams) -> None:
 def _checked_total(total: int, coefficient: int, params: CkksParams) -> int:
     if type(coefficient) is not int or coefficient < 1:
         raise ValueError(f"expected every coefficient to be a positive int, got {coefficient!r}; leave out who does not count")
+    if params.prescaled and coefficient != 1:
+        raise ValueError(f"expected every coefficient to be 1, because the clients have pre-scaled, got {coefficient}")
     if total + coefficient > params.weight_sum:
         raise ValueError(f"expected coefficients with a sum of at most {params.weight_sum}, got {total + coefficient} or more")
     return total + coefficient
@@ -82,6 +144,26 @@ def weighted_sum(vectors: Sequence[CkksVector], coefficients: Sequence[int]) -> 
         RoundMismatchError: If keys differ.
         InvalidMessageError: If a chunk is not a valid ciphertext.
     """
+    first = _check_summands(vectors, coefficients)
+    chunks = tuple(
+        sum_chunks(zip(coefficients, column, strict=True), first.params)
+        for column in zip(*(vector.chunks for vector in vectors), strict=True)
+    )
+    return CkksVector(layout=first.layout, params=first.params, key_id=first.key_id, chunks=chunks, fresh=False)
+
+
+def seeded_sum(vectors: Sequence[CkksVector], coefficients: Sequence[int]) -> SeededSum:
+    """The same sum as `weighted_sum`, as c0 and seeds. Same arguments and errors; SEAL has no part in it."""
+    first = _check_summands(vectors, coefficients)
+    chunks = tuple(
+        sum_first_polynomials(zip(coefficients, column, strict=True), first.params)
+        for column in zip(*(vector.chunks for vector in vectors), strict=True)
+    )
+    seeds = tuple(vector.seeds for vector in vectors)
+    return SeededSum(layout=first.layout, params=first.params, key_id=first.key_id, chunks=chunks, seeds=seeds)
+
+
+def _check_summands(vectors: Sequence[CkksVector], coefficients: Sequence[int]) -> CkksVector:
     if len(vectors) != len(coefficients):
         raise ValueError(f"expected one coefficient for each vector, got {len(coefficients)} for {len(vectors)}")
     if not vectors:
@@ -97,11 +179,7 @@ def weighted_sum(vectors: Sequence[CkksVector], coefficients: Sequence[int]) -> 
             raise RoundMismatchError("expected vectors under the same key, got another key id; nothing was added")
         if not vector.fresh:
             raise ValueError("expected fresh vectors, got one that is a sum; its coefficients are not known here")
-    chunks = tuple(
-        sum_chunks(zip(coefficients, column, strict=True), first.params)
-        for column in zip(*(vector.chunks for vector in vectors), strict=True)
-    )
-    return CkksVector(layout=first.layout, params=first.params, key_id=first.key_id, chunks=chunks, fresh=False)
+    return first
 
 
 def sum_chunks(chunks: Iterable[tuple[int, bytes]], params: CkksParams) -> bytes:
@@ -122,27 +200,61 @@ def sum_chunks(chunks: Iterable[tuple[int, bytes]], params: CkksParams) -> bytes
     total = 0
     for coefficient, chunk in chunks:
         total = _checked_total(total, coefficient, params)
-        accumulator.add(coefficient, _load(chunk, params, fresh=True))
+        words = _first_polynomial(chunk, params)
+        accumulator.add(coefficient, _seal_public.load_fresh(_ring(params), words, chunk[-SEED_BYTES:]))
     return pack_words(accumulator.words(), params)
 
 
+def sum_first_polynomials(chunks: Iterable[tuple[int, bytes]], params: CkksParams) -> bytes:
+    """Weighted sum of c0 alone of one chunk of every vector, of `params.polynomial_bytes` bytes, for a `SeededSum`.
+
+    Args and errors as `sum_chunks`.
+    """
+    total = 0
+
+    def words() -> Iterable[tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.uint64]]]]:
+        nonlocal total
+        for coefficient, chunk in chunks:
+            total = _checked_total(total, coefficient, params)
+            yield coefficient, _first_polynomial(chunk, params)
+
+    summed = weighted_words(words(), params)
+    if not total:
+        raise ValueError("expected at least one chunk in the sum, got none")
+    return pack_words(summed, params)
+
+
 def check_chunk(chunk: bytes, params: CkksParams, *, fresh: bool) -> None:
-    """Checks that bytes are a valid, non-transparent ciphertext: the length and every word first, then SEAL's own view.
+    """Checks that bytes are a valid ciphertext: the length and every word, and of a sum also SEAL's own view of it.
+
+    A fresh chunk leaves nothing more to choose: whatever the seed, SEAL expands it to words below the modulus, not all zero.
 
     Raises:
         InvalidMessageError: If they are not.
     """
-    _load(chunk, params, fresh=fresh)
+    if fresh:
+        _first_polynomial(chunk, params)
+        return
+    if len(chunk) != params.sum_chunk_bytes:
+        raise InvalidMessageError
+    _seal_public.load_sum(_ring(params), unpack_words(chunk, params))
+
+
+def _check_shape(layout: Layout, params: CkksParams, key_id: bytes, chunks: Sequence[bytes], size: int) -> None:
+    if len(key_id) != KEY_ID_BYTES:
+        raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(key_id)}")
+    if len(chunks) != params.chunks(layout):
+        raise ValueError(f"expected {params.chunks(layout)} chunks for this layout, got {len(chunks)}")
+    if any(len(chunk) != size for chunk in chunks):
+        raise ValueError(f"expected every chunk to have {size} bytes, got one that has not")
 
 
 def _ring(params: CkksParams) -> _seal_public.Ring:
-    return _seal_public.ring(params.poly_modulus_degree, params.modulus)
+    return _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots)
 
 
-def _load(chunk: bytes, params: CkksParams, *, fresh: bool) -> _seal_public.Ciphertext:
+def _first_polynomial(chunk: bytes, params: CkksParams) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     # The exact length comes first: from here on nothing depends on a number that the sender chose.
-    if len(chunk) != (params.fresh_chunk_bytes if fresh else params.sum_chunk_bytes):
+    if len(chunk) != params.fresh_chunk_bytes:
         raise InvalidMessageError
-    if fresh:
-        return _seal_public.load_fresh(_ring(params), unpack_words(chunk[:-SEED_BYTES], params), chunk[-SEED_BYTES:])
-    return _seal_public.load_sum(_ring(params), unpack_words(chunk, params))
+    return unpack_words(chunk[:-SEED_BYTES], params)

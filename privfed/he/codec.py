@@ -3,9 +3,12 @@
 A chunk of N grid points becomes the N coefficients of a polynomial. SEAL's encoder takes the polynomial's values at N/2 of
 the 2N-th roots of unity, in an order of its own, so that is what an FFT computes here: one ciphertext holds N numbers instead
 of the N/2 of the usual slot packing, and the encryption noise of a coefficient has a worst case. Sums and multiplications by
-integers act on coefficients; products of ciphertexts do not, and do not exist in this packing.
+integers act on coefficients; products of ciphertexts do not, and do not exist in this packing. Parameters with `slots` take the
+usual packing, for servers that know no other.
 """
 
+from collections.abc import Iterable
+from fractions import Fraction
 from functools import cache
 
 import numpy as np
@@ -14,48 +17,62 @@ from numpy.typing import ArrayLike, NDArray
 from privfed.errors import InvalidMessageError
 from privfed.he.params import CkksParams
 
+_LIMB_BITS = 30
+_LIMB = np.uint64((1 << _LIMB_BITS) - 1)
 
-def quantise(values: ArrayLike, params: CkksParams) -> tuple[NDArray[np.int64], int]:
-    """Grid points of coordinates: value / bound * amplitude, rounded half to even, saturated at the amplitude.
+
+def quantise(values: ArrayLike, params: CkksParams, share: Fraction | None = None) -> tuple[NDArray[np.int64], int]:
+    """Grid points of coordinates: share * value / bound * amplitude, rounded half to even, saturated at the bound.
 
     Args:
         values: Coordinates, finite, of any shape. Private.
         params: Bound and amplitude.
+        share: The client's share of all weights, above 0 and at most 1/2, if the parameters say that clients pre-scale; else None.
+            Public.
 
     Returns:
         Grid points of the same shape, and how many coordinates were beyond the bound. Both private: the count tells how
         large the data was, so keep it local.
 
     Raises:
-        ValueError: If a value is NaN or infinite. The message does not say which, nor how many.
+        ValueError: If a value is NaN or infinite, or the share is missing, out of its range, or not for these parameters. The
+            message does not say which value, nor how many.
 
     Example:
         >>> grid, saturated = quantise([0.5, -7.0], CkksParams.standard(bound=1.0))
         >>> grid.tolist(), saturated
         ([4194304, -8388607], 1)
+        >>> quantise([1.0], CkksParams.parity(clients=3), Fraction(1, 4))[0].tolist()
+        [2097084]
     """
+    if params.prescaled is (share is None):
+        raise ValueError(f"expected {'a' if params.prescaled else 'no'} share of the weights for these parameters; nothing was quantised")
+    if share is not None and not 0 < share <= Fraction(1, 2):
+        raise ValueError(f"expected a share above 0 and at most 1/2, got {share}; nothing was quantised")
     array = np.asarray(values, dtype=np.float64)
     if not np.isfinite(array).all():
         raise ValueError("expected finite values, got NaN or infinity; nothing was quantised")
     saturated = int(np.count_nonzero(np.abs(array) > params.bound))
-    scaled = np.clip(array, -params.bound, params.bound) / params.bound * params.amplitude
+    scaled = np.clip(array, -params.bound, params.bound) / params.bound * float(params.amplitude * (share or 1))
     return np.rint(scaled).astype(np.int64), saturated
 
 
-def dequantise(grid_sum: NDArray[np.int64], coefficient_sum: int, params: CkksParams) -> NDArray[np.float64]:
-    """Weighted mean of coordinates: grid_sum * step / coefficient_sum.
+def dequantise(grid_sum: NDArray[np.int64], divisor: int | Fraction, params: CkksParams) -> NDArray[np.float64]:
+    """Weighted mean of coordinates: grid_sum * step / divisor.
 
     Args:
-        grid_sum: Weighted sums of grid points, of any shape.
-        coefficient_sum: Sum of the coefficients, from 1 to `params.weight_sum`.
+        grid_sum: Sums of grid points, of any shape.
+        divisor: Sum of the coefficients, from 1 to `params.weight_sum`; where the clients pre-scaled, the share of all weights that
+            the clients in the sum hold, above 0 and at most 1.
         params: Bound and amplitude.
 
     Raises:
-        ValueError: If the coefficient sum is out of its range.
+        ValueError: If the divisor is out of its range.
     """
-    if not 1 <= coefficient_sum <= params.weight_sum:
-        raise ValueError(f"expected a coefficient sum from 1 to {params.weight_sum}, got {coefficient_sum}")
-    return grid_sum * params.step / coefficient_sum
+    least, most = (0, 1) if params.prescaled else (1, params.weight_sum)
+    if not least <= divisor <= most or divisor == 0:
+        raise ValueError(f"expected a divisor from {least} to {most}, got {divisor}")
+    return (grid_sum * params.step / float(divisor)).astype(np.float64, copy=False)
 
 
 @cache
@@ -102,6 +119,53 @@ def interpolate(values: NDArray[np.complex128]) -> NDArray[np.float64]:
     # A real polynomial has conjugate values at conjugate points, and the conjugate of the power 2t + 1 has index N - 1 - t.
     everywhere[degree - 1 - indices] = values.conj()
     return (np.fft.fft(everywhere, norm="forward") * roots.conj()).real
+
+
+def spread(grid: NDArray[np.int64], params: CkksParams) -> NDArray[np.complex128]:
+    """Values, at SEAL's slots, of the polynomial that holds one chunk of grid points above the guard bits.
+
+    Args:
+        grid: Up to `params.chunk_coordinates` grid points. Private.
+        params: Packing and guard bits.
+    """
+    numbers = np.zeros(params.chunk_coordinates)
+    numbers[: grid.size] = grid * 2.0**params.guard_bits
+    return numbers.astype(np.complex128) if params.slots else evaluate(numbers)
+
+
+def gather(values: NDArray[np.complex128], params: CkksParams) -> NDArray[np.float64]:
+    """The numbers of one chunk, noise included, from the values at SEAL's slots: the inverse of `spread` but for the noise.
+
+    Args:
+        values: Of shape (N / 2,). Private, and as dangerous as `RingKey.decrypt_unrounded` says.
+        params: Packing.
+
+    Returns:
+        Of shape (params.chunk_coordinates,).
+    """
+    return values.real if params.slots else interpolate(values)
+
+
+def weighted_words(pairs: Iterable[tuple[int, NDArray[np.uint64]]], params: CkksParams) -> NDArray[np.uint64]:
+    """Sum of coefficient times words, modulo the prime.
+
+    Args:
+        pairs: Positive coefficients, of at most `params.weight_sum` in sum, and words below the modulus, all of one shape. Read one
+            at a time.
+        params: The modulus.
+    """
+    # Two limbs of 30 bits, so that nothing has to be reduced before the end: 60 bits are all of a word, and 2^34 its weight.
+    low = high = np.zeros(1, np.uint64)
+    for coefficient, words in pairs:
+        low = low + np.uint64(coefficient) * (words & _LIMB)
+        high = high + np.uint64(coefficient) * (words >> np.uint64(_LIMB_BITS))
+    modulus = np.uint64(params.modulus)
+    spare = 64 - params.modulus.bit_length()
+    total, left = high % modulus, _LIMB_BITS
+    while left:
+        shift = min(spare, left)
+        total, left = (total << np.uint64(shift)) % modulus, left - shift
+    return (total + low % modulus) % modulus
 
 
 def pack_words(words: NDArray[np.uint64], params: CkksParams) -> bytes:

@@ -4,25 +4,31 @@ What leaves `open_sum` are grid points, never a decryption with its noise: the r
 so publishing it says nothing about the key.
 """
 
+import hashlib
 import math
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, final
 
 import numpy as np
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
-from privfed.errors import DecryptionError, ParametersMismatchError, RoundKeyUsedError, RoundMismatchError
+from privfed.errors import (
+    DecryptionError,
+    ParametersMismatchError,
+    RoundKeyUsedError,
+    RoundMismatchError,
+    TamperedAggregateError,
+)
 from privfed.he import _seal_public
-from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret
-from privfed.he.additive import CkksVector, check_coefficients
-from privfed.he.codec import evaluate, interpolate, pack_words, unpack_words
-from privfed.he.params import FRESH_NOISE_VARIANCE, KEY_ID_BYTES, CkksParams, transform_roundoff
+from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive
+from privfed.he.additive import CkksVector, SeededSum, check_coefficients
+from privfed.he.codec import gather, pack_words, spread, unpack_words
+from privfed.he.params import FRESH_NOISE_VARIANCE, KEY_ID_BYTES, SEED_BYTES, CkksParams, transform_roundoff
+from privfed.he.tags import TAG_SECRET_BYTES, TagKey, Tags
 from privfed.update import Layout
 
 SECRET_BYTES = 32
@@ -30,12 +36,6 @@ _FILE_HEADER = b"privfed shared key v1\n"
 # The mean square of n noise terms stays within this share of its expectation, but for a probability of 2^-60 per chunk. See
 # `_is_residual_of`.
 _MEAN_SQUARE_TOLERANCE = 0.25
-
-
-def _derive(secret: bytes, length: int, *fields: bytes) -> bytes:
-    # Length prefixes make the encoding injective: no two lists of fields give the same bytes.
-    info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
-    return HKDFExpand(algorithm=hashes.SHA512(), length=length, info=info).derive(secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +70,17 @@ class RoundBinding:
 
 @final
 class RoundKey(Secret):
-    """The key of one round: it encrypts one vector and opens sums. Made by `SharedKey.round_key`.
+    """The key of one round: it encrypts one vector, checks sums and opens them. Made by `SharedKey.round_key`.
 
     It cannot be printed, copied or pickled.
     """
 
-    __slots__ = ("_key_id", "_params", "_ring_key", "_used")
+    __slots__ = ("_key_id", "_params", "_ring_key", "_tag_key", "_used")
 
-    def __init__(self, *, params: CkksParams, seed: bytes) -> None:
+    def __init__(self, *, params: CkksParams, seed: bytes, tag_secret: bytes) -> None:
         self._params = params
-        self._ring_key = RingKey(_seal_public.ring(params.poly_modulus_degree, params.modulus), seed)
+        self._ring_key = RingKey(_seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots), seed)
+        self._tag_key = TagKey(secret=tag_secret, params=params)
         self._key_id = self._ring_key.digest(b"privfed key id v1")[:KEY_ID_BYTES]
         self._used = False
 
@@ -171,7 +172,7 @@ class SharedKey(Secret):
 
         Derived from the key by HKDF under a label of its own, so it says nothing about the key or about a round key.
         """
-        digits = _derive(self._secret, 32, b"privfed shared key fingerprint v1").hex()
+        digits = derive(self._secret, 32, b"privfed shared key fingerprint v1").hex()
         return " ".join(digits[i : i + 8] for i in range(0, 64, 8))
 
     def round_key(self, binding: RoundBinding) -> RoundKey:
@@ -179,30 +180,32 @@ class SharedKey(Secret):
 
         The same binding gives the same key to everyone who shares this secret; another field gives an unrelated key.
         """
-        seed = _derive(
-            self._secret,
-            KEY_SEED_BYTES,
-            b"privfed round key v1",
+        fields = (
             binding.session,
             binding.attempt.to_bytes(4, "big"),
             binding.round.to_bytes(4, "big"),
             binding.roster_digest,
             binding.params.digest,
         )
-        return RoundKey(params=binding.params, seed=seed)
+        return RoundKey(
+            params=binding.params,
+            seed=derive(self._secret, KEY_SEED_BYTES, b"privfed round key v1", *fields),
+            tag_secret=derive(self._secret, TAG_SECRET_BYTES, b"privfed tag key v1", *fields),
+        )
 
 
-def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_key: RoundKey) -> CkksVector:
-    """Encrypts the grid points of one vector. A round key does this once: a retry resends the stored bytes.
+def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_key: RoundKey, *, sender: str) -> CkksVector:
+    """Encrypts the grid points of one vector and seals its tags. A round key does this once: a retry resends the stored bytes.
 
     Args:
-        grid: Grid points from `quantise`, of shape (layout.size,), at most `params.amplitude` in absolute value. Private.
+        grid: Grid points from `quantise`, of shape (layout.size,), at most `params.largest_point` in absolute value. Private.
         layout: Layout of the vector.
         params: Parameters of the round.
         round_key: Key of the round, made for the same parameters.
+        sender: Name of the client, whose sealed tags these are.
 
     Raises:
-        ValueError: If the grid has another shape or type, or a point is beyond the amplitude. The key stays unused.
+        ValueError: If the grid has another shape or type, or a point is too large. The key stays unused.
         ParametersMismatchError: If the key was made for other parameters.
         RoundKeyUsedError: If the key has encrypted before.
     """
@@ -210,18 +213,61 @@ def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_k
         raise ParametersMismatchError("the round key was made for other parameters; nothing was encrypted")
     if grid.dtype != np.int64 or grid.shape != (layout.size,):
         raise ValueError(f"expected int64 grid points of shape ({layout.size},), got {grid.dtype} of shape {grid.shape}")
-    if (grid > params.amplitude).any() or (grid < -params.amplitude).any():
+    if (grid > params.largest_point).any() or (grid < -params.largest_point).any():
         raise ValueError("expected grid points within the amplitude, got one beyond it; nothing was encrypted")
+    ring = _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots)
     ring_key = round_key._take()  # pyright: ignore[reportPrivateUsage]
-    degree = params.poly_modulus_degree
+    tag_key = round_key._tag_key  # pyright: ignore[reportPrivateUsage]
     chunks: list[bytes] = []
-    for start in range(0, layout.size, degree):
-        coefficients = np.zeros(degree)
-        part = grid[start : start + degree]
-        coefficients[: part.size] = part * 2.0**params.guard_bits
-        words, seed = ring_key.encrypt(evaluate(coefficients))
-        chunks.append(pack_words(words, params) + seed)
-    return CkksVector(layout=layout, params=params, key_id=round_key.key_id, chunks=tuple(chunks), fresh=True)
+
+    def encrypted() -> Iterator[NDArray[np.uint64]]:
+        """Encrypts chunk by chunk, and hands on the words that the tags cover."""
+        for start in range(0, layout.size, params.chunk_coordinates):
+            words, seed = ring_key.encrypt(spread(grid[start : start + params.chunk_coordinates], params))
+            chunks.append(pack_words(words, params) + seed)
+            yield words if params.seeded_sums else np.concatenate((words, _seal_public.expand(ring, seed)))
+
+    values = tag_key.tag(encrypted()).values
+    seeds = hashlib.sha256(b"".join(chunk[-SEED_BYTES:] for chunk in chunks)).digest()
+    return CkksVector(
+        layout=layout,
+        params=params,
+        key_id=round_key.key_id,
+        chunks=tuple(chunks),
+        fresh=True,
+        sealed_tags=tag_key.seal(Tags(values=values, seeds=seeds), sender=sender),
+    )
+
+
+def check_sum(
+    total: CkksVector | SeededSum, round_key: RoundKey, *, sealed_tags: Mapping[str, bytes], coefficients: Sequence[int]
+) -> CkksVector:
+    """The whole sum, if it is the sum of coefficient times upload, word for word. Nothing is decrypted here.
+
+    Args:
+        total: What the server says is the sum: seeds where `params.seeded_sums`, else whole.
+        round_key: Key of the round.
+        sealed_tags: Sealed tags of each upload in the sum, by the name of its sender, in the order of the coefficients. They must
+            be those of the signed uploads.
+        coefficients: What the server had to multiply each upload by.
+
+    Raises:
+        ValueError: If there is not one coefficient for each upload, or one is out of its range.
+        TamperedAggregateError: If it is not that sum.
+    """
+    params, tag_key = total.params, round_key._tag_key  # pyright: ignore[reportPrivateUsage]
+    check_coefficients(coefficients, params)
+    if len(coefficients) != len(sealed_tags):
+        raise ValueError(f"expected one coefficient for each of {len(sealed_tags)} uploads, got {len(coefficients)}")
+    if isinstance(total, SeededSum) is not params.seeded_sums or params != round_key.params:
+        raise TamperedAggregateError
+    tags = [tag_key.unseal(sealed, sender=sender) for sender, sealed in sealed_tags.items()]
+    if isinstance(total, SeededSum) and [hashlib.sha256(seeds).digest() for seeds in total.seeds] != [upload.seeds for upload in tags]:
+        raise TamperedAggregateError
+    measured = tag_key.tag(unpack_words(chunk, params) for chunk in total.chunks)
+    if measured.values != tag_key.combine(tags, coefficients).values:
+        raise TamperedAggregateError
+    return total.regenerate(coefficients) if isinstance(total, SeededSum) else total
 
 
 def open_sum(vector: CkksVector, round_key: RoundKey, *, coefficients: Sequence[int]) -> NDArray[np.int64]:
@@ -230,12 +276,12 @@ def open_sum(vector: CkksVector, round_key: RoundKey, *, coefficients: Sequence[
     Whoever calls this decides that the sum may be opened; here only is checked that it is one. Every chunk must decrypt to
     grid points whose distance to the grid is the encryption noise that these coefficients leave, within what the
     coefficients can reach, and to zero beyond the end of the layout. A wrong key or a damaged chunk fails. A malicious server
-    can compose ciphertexts that pass: who opens must know where the sum came from.
+    can compose ciphertexts that pass, and that open to the key: who opens has checked the sum (`check_sum`), or computed it.
 
     Args:
-        vector: A sum from `weighted_sum`.
+        vector: A sum.
         round_key: Key of the round.
-        coefficients: The coefficients of the sum.
+        coefficients: What each upload in it was multiplied by.
 
     Returns:
         Weighted sums of grid points, of shape (layout.size,).
@@ -255,31 +301,36 @@ def open_sum(vector: CkksVector, round_key: RoundKey, *, coefficients: Sequence[
         raise ParametersMismatchError("the round key was made for other parameters; nothing was decrypted")
     if vector.key_id != round_key.key_id:
         raise RoundMismatchError("the vector names another round key; nothing was decrypted")
-    degree = params.poly_modulus_degree
-    opened = np.zeros(len(vector.chunks) * degree, np.int64)
+    largest = params.amplitude + len(coefficients) // 2 if params.prescaled else params.amplitude * sum(coefficients)
+    size = params.chunk_coordinates
+    opened = np.zeros(len(vector.chunks) * size, np.int64)
     for index, chunk in enumerate(vector.chunks):
-        raw = interpolate(round_key._ring_key.decrypt_unrounded(unpack_words(chunk, params)))  # pyright: ignore[reportPrivateUsage]
+        raw = gather(round_key._ring_key.decrypt_unrounded(unpack_words(chunk, params)), params)  # pyright: ignore[reportPrivateUsage]
         points = np.rint(raw / 2**params.guard_bits)
-        in_range = np.abs(points).max() <= params.amplitude * sum(coefficients)
+        in_range = np.abs(points).max() <= largest
         if not in_range or not _is_residual_of(raw - points * 2**params.guard_bits, coefficients, params):
             raise DecryptionError(f"chunk {index} does not hold the sum: wrong key, other coefficients, or corrupted; nothing was opened")
-        opened[index * degree : (index + 1) * degree] = points.astype(np.int64)
+        opened[index * size : (index + 1) * size] = points.astype(np.int64)
     if opened[vector.layout.size :].any():
         raise DecryptionError("the last chunk does not end where the layout does: corrupted, or another layout; nothing was opened")
     return opened[: vector.layout.size]
 
 
 def _is_residual_of(residual: NDArray[np.float64], coefficients: Sequence[int], params: CkksParams) -> bool:
-    """Whether the distances to the grid, of shape (N,), are the noise that a sum with these coefficients has.
+    """Whether the distances to the grid, of shape (4096,), are the noise that a sum with these coefficients has.
 
     One fresh ciphertext has noise of variance 21 / 2 per coefficient, so the sum has v = 21 / 2 * sum(c^2). The noise is a
-    sum of independent centred bits, hence strictly sub-Gaussian: for t = 1/4 and N = 4096, P(mean square > (1 + t) v)
-    <= exp(-N (t - log(1 + t)) / 2) < 2^-79, and by Bernstein's inequality for non-negative variables with E x^4 <= 3 v^2,
-    P(mean square < (1 - t) v) <= exp(-N t^2 / 6) < 2^-61. Encoding and decoding add at most three times their relative error
-    times the largest sum. Under a wrong key the residual is uniform and its mean square beyond all of that.
+    sum of independent centred bits, hence strictly sub-Gaussian: for t = 1/4 and n = 4096, P(mean square > (1 + t) v)
+    <= exp(-n (t - log(1 + t)) / 2) < 2^-79, and by Bernstein's inequality for non-negative variables with E x^4 <= 3 v^2,
+    P(mean square < (1 - t) v) <= exp(-n t^2 / 6) < 2^-61. The real parts of the N / 2 = 4096 slots are N / 2 orthogonal
+    combinations, each of the squared length N / 2, of the independent e_0 and (e_j - e_(N - j)) / 2: the same with v N / 2. Encoding
+    and decoding add at most three times their relative error times the largest sum. Under a wrong key the residual is uniform
+    and its mean square beyond all of that.
     """
-    expected = math.sqrt(FRESH_NOISE_VARIANCE * sum(coefficient**2 for coefficient in coefficients))
-    slack = 3 * transform_roundoff(params.poly_modulus_degree) * 2**params.guard_bits * params.amplitude * sum(coefficients)
+    variance = FRESH_NOISE_VARIANCE * (params.poly_modulus_degree / 2 if params.slots else 1)
+    expected = math.sqrt(variance * sum(coefficient**2 for coefficient in coefficients))
+    largest = params.largest_sum if params.prescaled else params.amplitude * sum(coefficients)
+    slack = 3 * transform_roundoff(params.poly_modulus_degree) * 2**params.guard_bits * largest
     measured = math.sqrt(float(np.mean(residual**2)))
     low, high = math.sqrt(1 - _MEAN_SQUARE_TOLERANCE), math.sqrt(1 + _MEAN_SQUARE_TOLERANCE)
     return expected * low - slack <= measured <= expected * high + slack

@@ -26,7 +26,8 @@ from torch import nn
 
 from privfed.data.samples import Samples
 from privfed.errors import LayoutMismatchError, UnsupportedDataError, UnsupportedModelError
-from privfed.training.gradients import BookKeeping, ClippedGradients, ReluNetworkBookKeeping, clip_factors, linear_layers, relu_network, zero_broken
+from privfed.training.bookkeeping import BookKeeping, ReluNetworkBookKeeping, linear_layers, relu_network
+from privfed.training.gradients import ClippedGradients, clip_factors, zero_broken
 from privfed.training.loss import PerSampleLoss, check_loss, perturbed_copy, synthetic_records
 from privfed.training.mechanism import GRID_FRACTION, DpSgd, NonPrivate, TrainingMechanism, TrainingResult
 from privfed.training.model import check_model, join_parameters, layout_of, load_values, trainable_parameters, values_of
@@ -81,17 +82,15 @@ class _HookedGradients(BookKeeping):
         super().__init__(model, layers=layers, parameters=parameters, loss=loss, max_grad_norm=max_grad_norm)
         served = [parameter for layer in layers for parameter in layer.parameters()]
         for parameter in served:
-            parameter.requires_grad_(requires_grad=False)  # Opacus hooks what is trained
+            parameter.requires_grad = False  # Opacus hooks what is trained
         self._model = GradSampleModule(model, loss_reduction="sum")
         # Opacus wants each layer to be gone through, and not the sums of gradients that torch would compute on the way.
         own = ([own for own in layer.parameters(recurse=False) if own.requires_grad] for layer in model.modules())
         self._smallest = [min(trained, key=nn.Parameter.numel) for trained in own if trained]
         # Any, because Opacus hangs its results on them as attributes.
-        self._hooked: list[tuple[int, Any]] = [
-            (index, parameter) for index, parameter in enumerate(parameters) if parameter.requires_grad
-        ]
+        self._hooked: list[tuple[int, Any]] = [(index, parameter) for index, parameter in enumerate(parameters) if parameter.requires_grad]
         for parameter in served:
-            parameter.requires_grad_()
+            parameter.requires_grad = True
 
     @property
     def numbers_per_record(self) -> int:
@@ -110,8 +109,8 @@ class _HookedGradients(BookKeeping):
         sums = total.split(self._sizes)
         norms = self._squared_norms(inputs, derivatives) if inputs else torch.zeros(len(features), dtype=torch.float64)
         zeroed = 0
-        for at_once in torch.arange(len(features)).split(_ROWS_AT_ONCE):
-            here = slice(int(at_once[0]), int(at_once[-1]) + 1)
+        for start in range(0, len(features), _ROWS_AT_ONCE):
+            here = slice(start, start + _ROWS_AT_ONCE)
             rows = [row[here].double() for row in hooked]
             of_rows = torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]).square_().sum(dim=0)
             norms[here].add_(of_rows).sqrt_()
@@ -145,7 +144,7 @@ def _clipped_gradients(model: nn.Module, *, loss: PerSampleLoss, max_grad_norm: 
     parameters = list(trainable_parameters(model).values())
     kind = _HookedGradients
     if len(parameters) == sum(len(list(layer.parameters())) for layer in layers):
-        kind = ReluNetworkBookKeeping if relu_network(model) and len(model) == 2 * len(layers) - 1 else BookKeeping
+        kind = ReluNetworkBookKeeping if relu_network(model, layers=layers) else BookKeeping
     return kind(model, layers=layers, parameters=parameters, loss=loss, max_grad_norm=max_grad_norm)
 
 

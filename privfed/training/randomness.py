@@ -13,7 +13,6 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
-
 # Drawn ahead: a small share of the memory of a training, and by then the cost of a call no longer shows.
 _MOST_BATCHES = 64
 _MOST_INDICES = 2**16

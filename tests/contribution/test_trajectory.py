@@ -10,7 +10,17 @@ from privfed.aggregation.gram import Gram, Reference, gram
 from privfed.contribution.cosine import Cgsv
 from privfed.contribution.estimators import Exact, MonteCarlo, Strata
 from privfed.contribution.leave_one_out import LeaveOneOut
-from privfed.contribution.trajectory import Angular, AsSent, Euclidean, FedTsv, MedianNorm, Nothing, TrajectoryGame, ZeroUpdate
+from privfed.contribution.trajectory import (
+    Angular,
+    AsSent,
+    Euclidean,
+    FedTsv,
+    MedianNorm,
+    Nothing,
+    TrajectoryGame,
+    ZeroUpdate,
+    positive_mixture,
+)
 from privfed.update import Layout, PlainVector
 
 SIZE = 30
@@ -184,6 +194,12 @@ def test_if_nobody_has_a_positive_score_all_count_alike(rule: Any) -> None:
     opposite = matrix_of({name: -reference * (1 + index) for index, name in enumerate(rows)}, reference)
     _, mixture = rule.step(dict.fromkeys(rows, -100.0), opposite)
     assert set(mixture.shares.values()) == {1 / len(rows)}
+
+
+def test_what_rounding_leaves_of_nothing_is_not_all_the_weight() -> None:
+    matrix = matrix_of(dict.fromkeys(("a", "b"), np.ones(SIZE)))
+    assert positive_mixture({"a": 1e-16, "b": -1e-16}, matrix).shares == {"a": 0.5, "b": 0.5}
+    assert positive_mixture({"a": 1e-9, "b": -1e-16}, matrix).shares == {"a": 1.0, "b": 0.0}
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.needs_reference], ids=lambda rule: rule.name[:70])

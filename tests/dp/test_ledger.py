@@ -310,6 +310,17 @@ def test_a_crash_between_the_two_files_is_healed_and_stays_charged(path: Path) -
         assert len(ledger.events()) == 3
 
 
+@pytest.mark.parametrize("crashes", [2, 3])
+def test_crashes_between_the_two_files_one_after_the_other_are_healed_and_stay_charged(path: Path, crashes: int) -> None:
+    for number in range(crashes):
+        with open_ledger(path) as ledger:
+            head = path.with_name(path.name + ".head").read_bytes()
+            ledger.reserve(CHEAP, session=SESSION, round=number, attempt=0)
+        path.with_name(path.name + ".head").write_bytes(head)
+    with open_ledger(path) as ledger:
+        assert len(ledger.events()) == crashes
+
+
 def test_a_torn_write_of_the_head_is_healed(path: Path) -> None:
     fill(path)
     head = path.with_name(path.name + ".head")

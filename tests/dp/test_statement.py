@@ -2,17 +2,32 @@ import json
 import math
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from privfed.dp.accounting import epsilon
 from privfed.dp.ledger import Ledger
-from privfed.dp.mechanism import Budget, Event, GaussianRelease, NonPrivateRelease, PoissonSampledGaussian
+from privfed.dp.mechanism import (
+    AdaptivelyClippedGaussian,
+    Budget,
+    CappedPoissonSampledGaussian,
+    Composition,
+    CustomerSampledGaussian,
+    Event,
+    GaussianRelease,
+    NonPrivateRelease,
+    PoissonSampledGaussian,
+    Relation,
+    Unit,
+)
+from privfed.dp.silo import SiloNoise
+from privfed.dp.silo_promise import SiloPromise
 from privfed.dp.statement import PrivacyStatement, Randomness
 
 TRAINING = PoissonSampledGaussian(noise_multiplier=1.1, sample_rate=0.01, steps=100)
 HISTOGRAM = GaussianRelease(noise_multiplier=8.0, count=2)
+CUSTOMERS = CustomerSampledGaussian(noise_multiplier=2.0, sample_rate=0.01, records_per_customer=3, steps=100)
+NOISE = SiloNoise(weights=dict.fromkeys("abcdef", 1), clip_steps=32, noise_multiplier=6.0, coordinates=1000, colluders=1, dropouts=1)
 
 
 def statement_of(*events: Event, randomness: Randomness = Randomness.OPERATING_SYSTEM) -> PrivacyStatement:
@@ -86,8 +101,12 @@ def test_a_statement_lists_what_it_does_not_cover(subject: str) -> None:
     assert all(item in PRIVATE.text() for item in PRIVATE.not_covered)
 
 
-def test_every_event_type_has_words() -> None:
-    assert {type(event) for event in (TRAINING, HISTOGRAM, NonPrivateRelease())} == set(get_args(Event))
+def test_every_event_that_a_statement_can_hold_is_told() -> None:
+    capped = CappedPoissonSampledGaussian(noise_multiplier=1.5, sample_rate=0.01, capacity=125, max_records=10_000, steps=10)
+    moving = AdaptivelyClippedGaussian(noise_multiplier=1.5, count_noise=5.0, sample_rate=0.01, steps=10)
+    text = statement_of(TRAINING, capped, moving, HISTOGRAM).text()
+    for words in ("at most 125 of at most 10000 records", "with adaptive clipping", "2 noisy sums over all records"):
+        assert words in text
     assert "a release without noise" in NOISELESS.text()
     assert "- nothing" in statement_of().text()
 
@@ -184,3 +203,137 @@ def test_an_unknown_event_makes_no_statement() -> None:
 def test_a_statement_is_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         PRIVATE.epsilon = 0.1  # type: ignore[misc]
+
+
+# --- other units, relations and composition -------------------------------------------------------------------------------------------
+
+
+def customer_statement() -> PrivacyStatement:
+    return PrivacyStatement.of([CUSTOMERS] * 2, population="bank_a", delta=1e-6, max_grad_norm=1.0, unit=Unit.CUSTOMER)
+
+
+def test_a_statement_about_customers_says_so_and_what_it_does_not_hide() -> None:
+    statement = customer_statement()
+    assert statement.epsilon == epsilon([CUSTOMERS] * 2, delta=1e-6)
+    assert PrivacyStatement.from_json(statement.to_json()) == statement
+    text = statement.text()
+    for words in (
+        "one customer",
+        "whether a given customer was used",
+        "of a customer at most 3 records",
+        "per customer",
+        "beyond the declared",
+    ):
+        assert words in text
+    assert "for each record alone" not in text
+
+
+def test_a_statement_about_one_unit_holds_no_event_about_another() -> None:
+    with pytest.raises(ValueError, match="about one record"):
+        statement_of(CUSTOMERS)
+    with pytest.raises(ValueError, match="about one customer"):
+        PrivacyStatement.of([TRAINING], population="a", delta=1e-6, max_grad_norm=1.0, unit=Unit.CUSTOMER)
+
+
+def test_a_statement_about_replaced_records_is_larger_and_recomputable() -> None:
+    statement = PrivacyStatement.of([TRAINING], population="a", delta=1e-6, max_grad_norm=1.0, relation=Relation.REPLACE_ONE)
+    assert statement.epsilon == epsilon([TRAINING], delta=1e-6, relation=Relation.REPLACE_ONE) > epsilon([TRAINING], delta=1e-6)
+    assert PrivacyStatement.from_json(statement.to_json()) == statement
+    assert "equally many units" in statement.text()
+    with pytest.raises(ValueError, match="expected the epsilon of the events"):
+        replace(statement, relation=Relation.ADD_OR_REMOVE_ONE)
+
+
+def test_an_adaptive_statement_promises_its_budget_and_nothing_if_its_filter_was_overrun() -> None:
+    budget = Budget(epsilon=3.0, delta=1e-6)
+    statement = PrivacyStatement.of([TRAINING], population="a", delta=1e-6, max_grad_norm=1.0, adaptive_budget=budget)
+    assert statement.epsilon == 3.0 > epsilon([TRAINING], delta=1e-6)
+    assert PrivacyStatement.from_json(statement.to_json()) == statement
+    assert "Adaptive: " in statement.text()
+    for events, delta in (([TRAINING] * 100, 1e-6), ([TRAINING], 1e-7)):
+        overrun = PrivacyStatement.of(events, population="a", delta=delta, max_grad_norm=1.0, adaptive_budget=budget)
+        assert not overrun.private
+
+
+@pytest.mark.parametrize(
+    "terms", [{}, {"relation": Relation.REPLACE_ONE}, {"composition": Composition.ADAPTIVE}, {"unit": Unit.CUSTOMER}], ids=str
+)
+def test_a_statement_of_a_ledger_is_on_the_terms_of_the_ledger(tmp_path: Path, terms: dict[str, object]) -> None:
+    budget = Budget(epsilon=3.0, delta=1e-6)
+    with Ledger.open(tmp_path / "ledger", population="bank_a", budget=budget, **terms) as ledger:  # type: ignore[arg-type]
+        ledger.reserve(CUSTOMERS if "unit" in terms else TRAINING, session=b"s", round=0, attempt=0)
+        statement = PrivacyStatement.of_ledger(ledger, max_grad_norm=1.0)
+        assert (statement.population, statement.delta, statement.events) == ("bank_a", 1e-6, ledger.events())
+        assert statement.epsilon == (3.0 if "composition" in terms else ledger.spent())
+        assert PrivacyStatement.from_json(statement.to_json()) == statement
+
+
+# --- the silo beside the records --------------------------------------------------------------------------------------------------------
+
+
+def promise(rounds: int = 5) -> SiloPromise:
+    return SiloPromise.of([NOISE.event()] * rounds, delta=1e-6, noise=NOISE)
+
+
+def with_silo() -> PrivacyStatement:
+    return PrivacyStatement.of([TRAINING] * 5, population="bank_a", delta=1e-5, max_grad_norm=1.0, silo=promise())
+
+
+def test_a_promise_about_the_silo_is_recomputed_from_json_alone() -> None:
+    statement = with_silo()
+    restored = PrivacyStatement.from_json(statement.to_json())
+    assert restored == statement
+    assert restored.silo is not None
+    assert restored.silo.recompute() == restored.silo.epsilon == epsilon([NOISE.event(count=5)], delta=1e-6)
+    assert restored.silo.single_upload_epsilon == epsilon([NOISE.one_share_event(count=5)], delta=1e-6)
+
+
+def test_who_reads_single_uploads_is_told_apart_from_who_sees_sums() -> None:
+    silo = promise()
+    claims = silo.claims()
+    together, alone = f"epsilon {silo.epsilon:.3g}", f"epsilon {silo.single_upload_epsilon:.3g}"
+    assert silo.single_upload_epsilon > 1.5 * silo.epsilon
+    for who in ("an outsider", "another client", "the server", "up to 1 clients together"):
+        assert claims[who].startswith(together)
+    for who in ("the server together with whoever can decrypt", "all other parties together"):
+        assert claims[who].startswith(alone)
+    text = with_silo().text()
+    assert all(claim in text for claim in claims.values())
+    assert "one silo: everything that one data owner has; in one of the data sets one unit contributes nothing" in text
+    assert "1 may be known to the adversary and 1 may be missing" in text
+
+
+def edited_silo(**changes: object) -> str:
+    content = json.loads(with_silo().to_json())
+    content["silo"] |= changes
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        edited_silo(epsilon=0.5),
+        edited_silo(delta=0.5),
+        edited_silo(clients=4),
+        edited_silo(events=[]),
+        edited_silo(events=[{"rounds": 5, "event": {"kind": "non-private release"}}]),
+        edited_silo(events=[{"rounds": 5, "event": {"kind": "poisson sampled gaussian", "noise_multiplier": 1.0}}]),
+        edited_silo(extra=1),
+        edited(silo=3),
+        edited(silo={}),
+        edited(adaptive_budget={"epsilon": 3.0}),
+        edited(adaptive_budget={"epsilon": 3.0, "delta": 1e-5}),
+    ],
+)
+def test_an_edited_promise_about_the_silo_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        PrivacyStatement.from_json(text)
+
+
+def test_a_promise_that_counts_on_more_shares_than_it_tolerates_is_refused() -> None:
+    with pytest.raises(ValueError, match="no more shares"):
+        replace(promise(), colluders=2)
+    with pytest.raises(ValueError, match="epsilon of the events"):
+        replace(promise(), epsilon=1.0)
+    with pytest.raises(ValueError, match="delta"):
+        replace(promise(), delta=0.0)

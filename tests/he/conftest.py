@@ -43,9 +43,9 @@ def new_key(shared_key: SharedKey, bind: Callable[..., RoundBinding]) -> Callabl
 def seal(new_key: Callable[..., RoundKey]) -> Callable[[NDArray[np.int64]], CkksVector]:
     """A client that encrypts a grid under the key of the round."""
 
-    def make(grid: NDArray[np.int64], **changes: object) -> CkksVector:
+    def make(grid: NDArray[np.int64], *, sender: str = "bank_a", **changes: object) -> CkksVector:
         key = new_key(**changes)
-        return encrypt(grid, flat_layout(grid.size), key.params, key)
+        return encrypt(grid, flat_layout(grid.size), key.params, key, sender=sender)
 
     return make
 

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import subprocess
 import sys
 
@@ -8,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError
-from privfed.he.additive import CkksVector, check_chunk, check_coefficients, sum_chunks, weighted_sum
+from privfed.he.additive import (
+    CkksVector,
+    check_chunk,
+    check_coefficients,
+    seeded_sum,
+    sum_chunks,
+    sum_first_polynomials,
+    weighted_sum,
+)
 from privfed.he.codec import pack_words, unpack_words
 from privfed.he.params import CkksParams
 from privfed.he.secret import RoundBinding, SharedKey, encrypt, open_sum
@@ -55,22 +64,131 @@ def test_ciphertext_result_is_the_integer_weighted_sum_bit_for_bit(data, params)
         if rng.random() < 0.3:
             grid = np.full(size, params.amplitude * rng.choice([-1, 0, 1]))
         expected += coefficient * grid
-        vectors.append(encrypt(grid, layout, params, shared.round_key(binding)))
+        vectors.append(encrypt(grid, layout, params, shared.round_key(binding), sender="bank_a"))
     result = weighted_sum(vectors, coefficients)
     assert np.array_equal(open_sum(result, shared.round_key(binding), coefficients=coefficients), expected)
 
 
-@pytest.mark.parametrize("coefficients", [(4096,), (2048, 2048), (1, 4095), (1366, 1365, 1365)])
-@pytest.mark.parametrize("pattern", ["+", "-", "alternating", "spike", "random signs"])
-def test_sums_next_to_half_the_modulus_are_exact(params, seal, new_key, coefficients, pattern):
+PATTERNS = ["+", "-", "alternating", "spike", "random signs", "random"]
+
+
+def pattern(kind, size, rng):
     signs = {
-        "+": np.ones(4096, np.int64),
-        "-": -np.ones(4096, np.int64),
-        "alternating": np.where(np.arange(4096) % 2, -1, 1),
-        "spike": np.eye(1, 4096, 4095, dtype=np.int64)[0],
-        "random signs": np.random.default_rng(8).choice(np.array([-1, 1]), 4096),
+        "+": np.ones(size, np.int64),
+        "-": -np.ones(size, np.int64),
+        "alternating": np.where(np.arange(size) % 2, -1, 1),
+        "spike": np.eye(1, size, size - 1, dtype=np.int64)[0],
+        "random signs": rng.choice(np.array([-1, 1]), size),
     }
-    grid = signs[pattern] * params.amplitude
+    return signs.get(kind)
+
+
+@functools.cache
+def crowd(params):
+    """Keys of one round for as many clients as any test here has: deriving one takes longer than using it."""
+    shared = SharedKey.generate()
+    return [shared.round_key(RoundBinding(session=bytes(16), attempt=0, round=0, roster_digest=bytes(32), params=params)) for _ in range(2)]
+
+
+def sealed(grid, params, layout):
+    encrypting = crowd(params)[0]
+    encrypting._used = False  # another client that derived the same key
+    return encrypt(grid, layout, params, encrypting, sender="bank")
+
+
+@pytest.mark.parametrize("seeded", [True, False], ids=["seeds", "whole"])
+@pytest.mark.parametrize("name", ["parity", "compact", "standard", "compatible"])
+@pytest.mark.parametrize("clients", [2, 3, 17, 100])
+def test_every_profile_opens_to_the_integer_sum_bit_for_bit_with_dropouts_and_at_the_limits(name, clients, seeded):
+    prescaled = name in ("parity", "compatible")
+    params = getattr(CkksParams, name)(**({"clients": clients} if prescaled else {}))
+    if params.slots and seeded:
+        pytest.skip("a TenSEAL server returns both polynomials")
+    params = dataclasses.replace(params, seeded_sums=seeded)
+    rng = np.random.default_rng(clients)
+    size = params.chunk_coordinates if clients > 3 else params.chunk_coordinates + 5
+    layout = Layout(names=("w",), shapes=((size,),))
+    for kind in PATTERNS if clients <= 3 else ["+", "random"]:
+        dropped = set(rng.choice(clients, clients // 4, replace=False).tolist()) if kind == "random" else set()
+        answering = [client for client in range(clients) if client not in dropped]
+        if prescaled:
+            coefficients = [1] * len(answering)
+            # The sum is at its limit: equal shares, each rounded away from zero.
+            each = min(params.largest_sum // clients, params.largest_point)
+        else:
+            weights = np.sort(rng.choice(np.arange(1, params.weight_sum), len(answering) - 1, replace=False))
+            coefficients = [int(part) for part in np.diff([0, *weights, params.weight_sum])]
+            each = params.amplitude
+        vectors, expected = [], np.zeros(size, np.int64)
+        for coefficient in coefficients:
+            signs = pattern(kind, size, rng)
+            grid = rng.integers(-each, each + 1, size) if signs is None else signs * each
+            vectors.append(sealed(grid, params, layout))
+            expected += coefficient * grid
+        if kind == "+" and not params.slots:
+            assert int(np.abs(expected).max()) * 2**params.guard_bits > 0.95 * (params.modulus // 2) or params.amplitude == 2**23 - 1
+        total = seeded_sum(vectors, coefficients).regenerate(coefficients) if seeded else weighted_sum(vectors, coefficients)
+        assert np.array_equal(open_sum(total, crowd(params)[1], coefficients=coefficients), expected)
+
+
+@pytest.mark.parametrize("clients", [2, 5])
+def test_the_largest_point_of_a_client_with_half_of_all_weights_is_encoded(clients):
+    for params in (CkksParams.parity(clients=clients), CkksParams.compatible(clients=clients)):
+        layout = Layout(names=("w",), shapes=((4096,),))
+        grid = np.full(4096, params.largest_point)
+        total = weighted_sum([sealed(grid, params, layout)], [1])
+        assert np.array_equal(open_sum(total, crowd(params)[1], coefficients=[1]), grid)
+
+
+def test_a_seeded_sum_regenerates_to_the_weighted_sum(vectors):
+    total = seeded_sum(vectors, [5, 1, 1000])
+    assert total.regenerate([5, 1, 1000]) == weighted_sum(vectors, [5, 1, 1000])
+    assert sum(map(len, total.chunks)) == 2 * 4096 * 7
+    assert total.seeds == tuple(vector.seeds for vector in vectors)
+    assert repr(total) == "SeededSum(size=5000, chunks=2, uploads=3)"
+
+
+def test_a_seeded_sum_of_a_wrong_shape_is_refused(vectors):
+    total = seeded_sum(vectors, [1, 1, 1])
+    with pytest.raises(ValueError, match="every chunk to have 28672 bytes"):
+        dataclasses.replace(total, chunks=(total.chunks[0], total.chunks[1] + b"x"))
+    with pytest.raises(ValueError, match="one seed for every chunk of every upload"):
+        dataclasses.replace(total, seeds=(total.seeds[0][:-1], *total.seeds[1:]))
+    for coefficients in ([1, 1], [1, 1, 1, 1]):
+        with pytest.raises(ValueError, match="expected one coefficient for each of 3 uploads"):
+            total.regenerate(coefficients)
+    with pytest.raises(ValueError, match="positive int"):
+        total.regenerate([1, 1, 0])
+    with pytest.raises(InvalidMessageError):
+        dataclasses.replace(total, chunks=(b"\xff" * 28672, total.chunks[1])).regenerate([1, 1, 1])
+
+
+def test_first_polynomials_are_read_one_at_a_time_and_have_the_same_errors(vectors, params):
+    chunks = [(1, vectors[0].chunks[0]), (2, vectors[1].chunks[0])]
+    assert sum_first_polynomials(iter(chunks), params) == seeded_sum(vectors[:2], [1, 2]).chunks[0]
+    with pytest.raises(ValueError, match="at least one chunk"):
+        sum_first_polynomials([], params)
+    with pytest.raises(ValueError, match="a sum of at most 4096"):
+        sum_first_polynomials([(1, vectors[0].chunks[0]), (4096, vectors[1].chunks[0])], params)
+    with pytest.raises(InvalidMessageError):
+        sum_first_polynomials([(1, b"\xff" * len(vectors[0].chunks[0]))], params)
+
+
+@pytest.mark.parametrize("coefficient", [2, 4096])
+def test_nothing_but_one_is_multiplied_by_where_clients_pre_scale(coefficient):
+    params, layout = CkksParams.parity(clients=3000), Layout(names=("w",), shapes=((3,),))
+    vectors = [sealed(np.ones(3, np.int64), params, layout) for _ in range(2)]
+    for operation in (weighted_sum, seeded_sum):
+        with pytest.raises(ValueError, match="expected every coefficient to be 1, because the clients have pre-scaled"):
+            operation(vectors, [1, coefficient])
+    with pytest.raises(ValueError, match="pre-scaled"):
+        open_sum(weighted_sum(vectors, [1, 1]), crowd(params)[1], coefficients=[coefficient])
+
+
+@pytest.mark.parametrize("coefficients", [(4096,), (2048, 2048), (1, 4095), (1366, 1365, 1365)])
+@pytest.mark.parametrize("kind", PATTERNS[:-1])
+def test_sums_next_to_half_the_modulus_are_exact(params, seal, new_key, coefficients, kind):
+    grid = pattern(kind, 4096, np.random.default_rng(8)) * params.amplitude
     assert 4096 * int(np.abs(grid).max()) * 2**params.guard_bits > 0.99 * (params.modulus // 2)
     result = weighted_sum([seal(grid) for _ in coefficients], coefficients)
     assert np.array_equal(open_sum(result, new_key(), coefficients=coefficients), 4096 * grid)
@@ -163,7 +281,12 @@ def test_vectors_of_a_wrong_shape_are_refused(vectors):
     with pytest.raises(ValueError, match="every chunk to have 28736 bytes"):
         dataclasses.replace(fresh, chunks=(fresh.chunks[0], fresh.chunks[1][:-1]))
     with pytest.raises(ValueError, match="every chunk to have 57344 bytes"):
-        dataclasses.replace(fresh, fresh=False)
+        dataclasses.replace(fresh, fresh=False, sealed_tags=b"")
+    for tags in (b"", bytes(91), bytes(93)):
+        with pytest.raises(ValueError, match="sealed tags of 92 bytes on a fresh vector alone"):
+            dataclasses.replace(fresh, sealed_tags=tags)
+    with pytest.raises(ValueError, match="on a fresh vector alone"):
+        dataclasses.replace(weighted_sum([fresh], [1]), sealed_tags=bytes(92))
 
 
 def test_repr_shows_no_bytes(vectors):
@@ -205,8 +328,9 @@ def test_a_transparent_ciphertext_is_refused(vectors, params):
 
 def test_a_bad_chunk_anywhere_stops_the_sum(vectors):
     bad = dataclasses.replace(vectors[2], chunks=(vectors[2].chunks[0], b"\xff" * len(vectors[2].chunks[1])))
-    with pytest.raises(InvalidMessageError):
-        weighted_sum([*vectors[:2], bad], [1, 1, 1])
+    for operation in (weighted_sum, seeded_sum):
+        with pytest.raises(InvalidMessageError):
+            operation([*vectors[:2], bad], [1, 1, 1])
 
 
 @settings(deadline=None, max_examples=150)
@@ -233,4 +357,4 @@ def test_the_public_half_loads_neither_keys_nor_torch():
 
 
 def test_no_type_but_the_vector_flows():
-    assert set(CkksVector.__dataclass_fields__) == {"layout", "params", "key_id", "chunks", "fresh"}
+    assert set(CkksVector.__dataclass_fields__) == {"layout", "params", "key_id", "chunks", "fresh", "sealed_tags"}

@@ -1,28 +1,27 @@
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from privfed.errors import InvalidMessageError
 from privfed.he import _seal_public
-from privfed.he.codec import dequantise, evaluate, interpolate, pack_words, quantise, unpack_words
+from privfed.he.codec import dequantise, evaluate, gather, interpolate, pack_words, quantise, spread, unpack_words, weighted_words
 from privfed.he.params import CkksParams, transform_roundoff
 
 PARAMS = CkksParams.standard(bound=0.75)
 DEGREE = PARAMS.poly_modulus_degree
+PARITY = CkksParams.parity(clients=4, bound=0.75)
+EVERY = [PARAMS, CkksParams.compact(bound=0.75), PARITY, CkksParams.compatible(clients=4, bound=0.75)]
 
 
 def seal_words(coefficients):
     """Words of the plaintext that SEAL makes of a polynomial: its values at the odd powers of a 2N-th root modulo q."""
-    import tenseal.sealapi as seal
-
-    plain = seal.Plaintext()
-    ring = _seal_public.ring(DEGREE, PARAMS.modulus)
-    ring.encoder.encode(evaluate(coefficients).tolist(), 1.0, plain)
-    members = _seal_public.members(_seal_public.saved(plain))
-    return np.frombuffer(members, "<u8", DEGREE, len(members) - 8 * DEGREE).tolist(), np.array(ring.encoder.decode_complex(plain))
+    ring = _seal_public.ring(DEGREE, PARAMS.modulus, slots=False)
+    words = ring.encode(evaluate(coefficients))
+    return words.tolist(), ring.decode(words)
 
 
 def adversarial(magnitude):
@@ -97,8 +96,51 @@ def test_the_stated_error_is_reached_but_for_a_hundredth():
 
 @pytest.mark.parametrize("total", [0, -1, 4097])
 def test_dequantise_refuses_coefficient_sums_out_of_range(total):
-    with pytest.raises(ValueError, match="expected a coefficient sum from 1 to 4096"):
+    with pytest.raises(ValueError, match="expected a divisor from 1 to 4096"):
         dequantise(np.zeros(3, np.int64), total, PARAMS)
+
+
+@pytest.mark.parametrize("params", [PARITY, CkksParams.compatible(clients=4)], ids=["coefficients", "slots"])
+def test_a_share_scales_the_grid_and_is_demanded_where_clients_pre_scale(params):
+    grid, saturated = quantise([params.bound, -3 * params.bound, 0.0], params, Fraction(1, 4))
+    assert grid.tolist() == [round(params.amplitude / 4), -round(params.amplitude / 4), 0]
+    assert saturated == 1
+    with pytest.raises(ValueError, match="expected a share of the weights for these parameters; nothing was quantised"):
+        quantise([0.0], params)
+
+
+def test_a_share_is_refused_where_the_server_applies_the_weights():
+    with pytest.raises(ValueError, match="expected no share of the weights for these parameters; nothing was quantised"):
+        quantise([0.0], PARAMS, Fraction(1, 4))
+
+
+@pytest.mark.parametrize("share", [Fraction(0), Fraction(-1, 4), Fraction(501, 1000), Fraction(1)])
+def test_shares_that_the_parameters_have_no_room_for_are_refused(share):
+    with pytest.raises(ValueError, match="expected a share above 0 and at most 1/2"):
+        quantise([0.0], PARITY, share)
+
+
+@given(
+    values=st.lists(st.floats(-PARITY.bound, PARITY.bound), min_size=1, max_size=20),
+    weights=st.lists(st.integers(1, 2**32), min_size=4, max_size=4).filter(lambda weights: 2 * max(weights) <= sum(weights)),
+    answering=st.sets(st.integers(0, 3), min_size=1),
+)
+@example(values=[PARITY.bound, 5e-324, -PARITY.bound], weights=[1, 1, 1, 1], answering={0, 1, 2, 3})
+@example(values=[PARITY.bound / 3], weights=[2**32, 2**32, 1, 1], answering={2})
+def test_mean_of_those_who_answered_is_within_the_stated_error_when_clients_pre_scale(values, weights, answering):
+    shares = [Fraction(weight, sum(weights)) for weight in weights]
+    updates = {index: np.roll(values, index) for index in answering}
+    share = sum(shares[index] for index in answering)
+    mean = dequantise(sum(quantise(update, PARITY, shares[index])[0] for index, update in updates.items()), share, PARITY)
+    for place, opened in enumerate(mean.tolist()):
+        exact = sum(shares[index] * Fraction(float(update[place])) for index, update in updates.items()) / share
+        assert abs(Fraction(opened) - exact) <= Fraction(PARITY.mean_error(len(answering), share))
+
+
+@pytest.mark.parametrize("divisor", [0, Fraction(0), Fraction(-1, 2), Fraction(1001, 1000), 2])
+def test_dequantise_refuses_more_than_all_weights_when_clients_pre_scale(divisor):
+    with pytest.raises(ValueError, match="expected a divisor from 0 to 1"):
+        dequantise(np.zeros(3, np.int64), divisor, PARITY)
 
 
 def test_evaluation_is_the_polynomial_at_powers_of_three_of_the_root():
@@ -148,13 +190,43 @@ def test_derived_roundoff_is_a_bound_but_not_a_wild_one():
     assert transform_roundoff(DEGREE) / 1000 < error < transform_roundoff(DEGREE)
 
 
+@pytest.mark.parametrize("params", EVERY, ids=lambda params: f"{params.word_bytes} bytes")
+@pytest.mark.parametrize("size", [1, 100, 4096])
+def test_a_chunk_that_is_spread_gathers_to_the_same_numbers(params, size):
+    grid = np.random.default_rng(6).integers(-params.largest_point, params.largest_point + 1, size)
+    numbers = gather(spread(grid, params), params) / 2**params.guard_bits
+    assert numbers.shape == (params.chunk_coordinates,)
+    np.testing.assert_array_equal(np.rint(numbers)[:size], grid)
+    assert not np.rint(numbers)[size:].any()
+
+
 @settings(deadline=None, max_examples=30)
-@given(words=st.lists(st.integers(0, PARAMS.modulus - 1), min_size=1, max_size=20))
-def test_packed_words_unpack_to_the_same_words(words):
-    packed = pack_words(np.array(words, np.uint64), PARAMS)
-    assert len(packed) == 7 * len(words)
-    assert packed == b"".join(word.to_bytes(7, "little") for word in words)
-    assert unpack_words(packed, PARAMS).tolist() == words
+@given(data=st.data(), params=st.sampled_from(EVERY))
+def test_packed_words_unpack_to_the_same_words(data, params):
+    words = data.draw(st.lists(st.integers(0, params.modulus - 1), min_size=1, max_size=20))
+    packed = pack_words(np.array(words, np.uint64), params)
+    assert len(packed) == params.word_bytes * len(words)
+    assert packed == b"".join(word.to_bytes(params.word_bytes, "little") for word in words)
+    assert unpack_words(packed, params).tolist() == words
+
+
+def test_words_take_four_five_seven_and_eight_bytes():
+    assert sorted(params.word_bytes for params in EVERY) == [4, 5, 7, 8]
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), params=st.sampled_from(EVERY))
+def test_weighted_words_are_the_sum_modulo_the_prime(data, params):
+    count = data.draw(st.integers(1, 4 if params.prescaled else 6))
+    top = 1 if params.prescaled else params.weight_sum // count
+    coefficients = [data.draw(st.sampled_from([1, top, (top + 1) // 2])) for _ in range(count)]
+    words = st.lists(
+        st.sampled_from([0, 1, params.modulus // 2, params.modulus - 1]) | st.integers(0, params.modulus - 1), min_size=3, max_size=3
+    )
+    columns = [data.draw(words) for _ in range(count)]
+    summed = weighted_words(((c, np.array(column, np.uint64)) for c, column in zip(coefficients, columns, strict=True)), params)
+    expected = [sum(c * column[i] for c, column in zip(coefficients, columns, strict=True)) % params.modulus for i in range(3)]
+    assert summed.tolist() == expected
 
 
 @pytest.mark.parametrize("word", [PARAMS.modulus, PARAMS.modulus + 1, 2**56 - 1])

@@ -16,7 +16,7 @@ SECRET_NAMES = re.compile("secret|decrypt|encryptor|key", re.IGNORECASE)
 
 @pytest.fixture
 def ring(params):
-    return _seal_public.ring(params.poly_modulus_degree, params.modulus)
+    return _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=False)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_nothing_secret_can_be_reached_from_the_public_half(ring):
 
 
 def test_one_ring_serves_the_process(params, ring):
-    assert _seal_public.ring(params.poly_modulus_degree, params.modulus) is ring
+    assert _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=False) is ring
 
 
 def test_a_seed_expands_to_the_same_polynomial_each_time(ring, fresh):
@@ -45,6 +45,43 @@ def test_a_seed_expands_to_the_same_polynomial_each_time(ring, fresh):
     assert np.array_equal(once, again)
     assert np.array_equal(once[:4096], fresh[0])
     assert not np.array_equal(once[4096:], other[4096:])
+
+
+def test_an_expanded_seed_is_what_seal_reads_behind_it(ring, fresh):
+    total = _seal_public.WeightedSum(ring)
+    total.add(1, _seal_public.load_fresh(ring, *fresh))
+    assert np.array_equal(_seal_public.expand(ring, fresh[1]), total.words()[4096:])
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_words_of_encoded_values_decode_to_the_values(slots):
+    ring = _seal_public.ring(8192, _seal_public.prime(8192, 60), slots=slots)
+    values = np.random.default_rng(1).normal(size=4096) + 1j * np.random.default_rng(2).normal(size=4096)
+    words = ring.encode(values, 2.0**40)
+    assert words.shape == (8192,)
+    assert (words < ring.modulus).all()
+    # Rounding 8192 coefficients by a half each moves a slot by at most 4096.
+    np.testing.assert_allclose(ring.decode(words, 2.0**40), values, rtol=0, atol=4097 * 2.0**-40)
+
+
+def test_with_slots_the_ring_is_the_last_level_of_tenseals_chain_at_192_bits():
+    import tenseal.sealapi as seal
+
+    modulus = _seal_public.prime(8192, 60)
+    ring = _seal_public.ring(8192, modulus, slots=True)
+    assert (ring.chain_bits, ring.security_bits) == ((60, 40, 40), 192)
+    assert ring.modulus == modulus == seal.CoeffModulus.Create(8192, [60, 40, 40])[0].value()
+    with pytest.raises(ValueError, match="256 bits of security"):
+        _seal_public.chain_ring(8192, (60, 40, 40), 256)
+    assert _seal_public.ring(8192, _seal_public.prime(8192, 54), slots=False).parms_id != ring.parms_id
+
+
+def test_a_ring_knows_the_first_of_several_primes_of_one_size():
+    ring = _seal_public.chain_ring(4096, (54, 54), 128)
+    one = ring.encode(np.ones(2048, np.complex128))
+    assert ring.modulus != _seal_public.prime(4096, 54)
+    assert one.tolist() == [1] * 4096
+    assert ring.encode(-np.ones(2048, np.complex128)).tolist() == [ring.modulus - 1] * 4096
 
 
 def test_a_coefficient_multiplies_every_word_exactly(ring, fresh, params):
@@ -85,7 +122,7 @@ def test_words_beyond_the_modulus_do_not_get_past_seal_either(ring, params):
 
 
 def test_a_changed_container_format_is_noticed(ring):
-    good = _seal_public.saved(_seal_public.encryption_parameters(4096, ring.modulus))
+    good = _seal_public.saved(_seal_public.encryption_parameters(4096, ring.chain_bits))
     assert _seal_public.members(good)
     for bad in (b"\0" + good[1:], good + b"\0", good[:5] + b"\1" + good[6:]):
         with pytest.raises(RuntimeError, match="another container format"):
@@ -93,7 +130,7 @@ def test_a_changed_container_format_is_noticed(ring):
 
 
 def test_a_changed_ciphertext_format_is_noticed(ring):
-    parameters = _seal_public.saved(_seal_public.encryption_parameters(4096, ring.modulus))
+    parameters = _seal_public.saved(_seal_public.encryption_parameters(4096, ring.chain_bits))
     with pytest.raises(RuntimeError, match="another ciphertext format; nothing was sent"):
         _seal_public.ciphertext_members(parameters, ring, seeded=True)
 

@@ -13,7 +13,7 @@ import pytest
 
 from privfed.errors import DecryptionError, InvalidMessageError, ParametersMismatchError, RoundKeyUsedError, RoundMismatchError
 from privfed.he import _seal_public, secret
-from privfed.he._seal_secret import RingKey
+from privfed.he._seal_secret import RingKey, derive
 from privfed.he.additive import weighted_sum
 from privfed.he.codec import evaluate, interpolate, pack_words, unpack_words
 from privfed.he.params import FRESH_NOISE, FRESH_NOISE_VARIANCE, CkksParams
@@ -160,8 +160,8 @@ def test_derivation_is_hkdf_expand_over_length_prefixed_fields():
     key, fields = bytes(range(32)), (b"label", b"", b"field")
     info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
     # RFC 5869, section 2.3: 64 bytes of output are one block of HMAC-SHA512.
-    assert secret._derive(key, 64, *fields) == hmac.new(key, info + b"\1", hashlib.sha512).digest()
-    assert secret._derive(key, 64, b"ab", b"c") != secret._derive(key, 64, b"a", b"bc")
+    assert derive(key, 64, *fields) == hmac.new(key, info + b"\1", hashlib.sha512).digest()
+    assert derive(key, 64, b"ab", b"c") != derive(key, 64, b"a", b"bc")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_the_key_is_ternary_and_balanced(params, bind, new_key):
 
 
 def test_ring_keys_need_64_bytes(params):
-    ring = _seal_public.ring(params.poly_modulus_degree, params.modulus)
+    ring = _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=False)
     with pytest.raises(ValueError, match="expected a seed of 64 bytes"):
         RingKey(ring, bytes(32))
 
@@ -213,14 +213,14 @@ def test_every_chunk_has_its_own_seed(seal):
 
 def test_a_round_key_encrypts_once(params, new_key, layout, grid):
     key = new_key()
-    encrypt(grid, layout(5000), params, key)
+    encrypt(grid, layout(5000), params, key, sender="bank_a")
     with pytest.raises(RoundKeyUsedError, match="resend the stored bytes, or start a new attempt"):
-        encrypt(grid, layout(5000), params, key)
+        encrypt(grid, layout(5000), params, key, sender="bank_a")
 
 
 def test_a_used_round_key_still_opens(params, new_key, layout, grid):
     key = new_key()
-    vector = encrypt(grid, layout(5000), params, key)
+    vector = encrypt(grid, layout(5000), params, key, sender="bank_a")
     assert np.array_equal(open_sum(weighted_sum([vector], [7]), key, coefficients=[7]), 7 * grid)
 
 
@@ -228,17 +228,17 @@ def test_a_refused_grid_leaves_the_key_unused(params, new_key, layout, grid):
     key = new_key()
     for bad in (np.zeros(4999, np.int64), np.zeros(5000), np.zeros((5000, 1), np.int64), np.zeros(5000, np.int32)):
         with pytest.raises(ValueError, match="expected int64 grid points of shape"):
-            encrypt(bad, layout(5000), params, key)
+            encrypt(bad, layout(5000), params, key, sender="bank_a")
     for beyond in (params.amplitude + 1, -params.amplitude - 1, np.iinfo(np.int64).min):
         with pytest.raises(ValueError, match="within the amplitude, got one beyond it; nothing was encrypted") as caught:
-            encrypt(np.full(5000, beyond), layout(5000), params, key)
+            encrypt(np.full(5000, beyond), layout(5000), params, key, sender="bank_a")
         assert str(beyond) not in str(caught.value)
-    encrypt(grid, layout(5000), params, key)
+    encrypt(grid, layout(5000), params, key, sender="bank_a")
 
 
 def test_other_parameters_than_the_keys_are_refused(new_key, layout, grid):
     with pytest.raises(ParametersMismatchError, match="nothing was encrypted"):
-        encrypt(grid, layout(5000), CkksParams.standard(bound=2.0), new_key())
+        encrypt(grid, layout(5000), CkksParams.standard(bound=2.0), new_key(), sender="bank_a")
 
 
 def test_fresh_vectors_have_the_documented_size(params, seal):
@@ -354,7 +354,7 @@ def test_residual_check_rejects_uniform_noise_for_every_coefficient(params, coef
 def test_what_is_opened_does_not_give_the_key_away_and_an_unrounded_decryption_would(seal, params, grid, new_key):
     key = new_key()
     total = weighted_sum([seal(grid), seal(grid)], [3, 2])
-    ring = _seal_public.ring(params.poly_modulus_degree, params.modulus)
+    ring = _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=False)
     words = unpack_words(total.chunks[0], params)
 
     def recovered(published):
@@ -377,7 +377,7 @@ def test_what_is_opened_does_not_give_the_key_away_and_an_unrounded_decryption_w
 
 
 def test_the_seeded_context_would_repeat_itself_and_the_rings_does_not(params):
-    ring = _seal_public.ring(params.poly_modulus_degree, params.modulus)
+    ring = _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=False)
     values = evaluate(np.zeros(4096))
     keys = [RingKey(ring, bytes(64)) for _ in range(2)]
     assert keys[0].digest(b"x") == keys[1].digest(b"x")

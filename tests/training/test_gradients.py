@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from privfed.errors import UnsupportedModelError
 from privfed.training import gradients as gradients_module
-from privfed.training.dpsgd import _HookedGradients
-from privfed.training.gradients import BookKeeping, ClippedGradients, ReluNetworkBookKeeping, clip_factors, zero_broken
+from privfed.training.bookkeeping import BookKeeping, ReluNetworkBookKeeping, linear_layers, relu_network
+from privfed.training.dpsgd import _clipped_gradients, _HookedGradients
+from privfed.training.gradients import ClippedGradients, clip_factors, zero_broken
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy, cross_entropy, synthetic_records
 from privfed.training.model import mlp, trainable_parameters
 
@@ -30,14 +31,21 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
+def is_relu_network(module: nn.Module, *, columns: int = 4) -> bool:
+    return relu_network(module, layers=linear_layers(module, features=torch.ones(6, columns)))
+
+
 def ways(module: Callable[[], nn.Module], *, loss: PerSampleLoss, max_grad_norm: float, columns: int = 4) -> list[ClippedGradients]:
-    """Every way to the sums of a linear network, hooks last, each on its own copy of the model."""
-    result: list[ClippedGradients] = []
-    for kind in (ReluNetworkBookKeeping, BookKeeping, _HookedGradients):
+    """Every way to the sums of a linear network, hooks alone last, each on its own copy of the model."""
+
+    def way(kind: type[BookKeeping], served: slice) -> ClippedGradients:
         model = seeded(module)
-        if kind is _HookedGradients or kind.fits(model, features=torch.ones(6, columns)):
-            result.append(kind(model, list(trainable_parameters(model).values()), loss=loss, max_grad_norm=max_grad_norm))
-    return result
+        layers = linear_layers(model, features=torch.ones(6, columns))
+        parameters = list(trainable_parameters(model).values())
+        return kind(model, layers=layers[served], parameters=parameters, loss=loss, max_grad_norm=max_grad_norm)
+
+    fast = [way(ReluNetworkBookKeeping, slice(None))] if is_relu_network(seeded(module), columns=columns) else []
+    return [*fast, way(BookKeeping, slice(None)), way(_HookedGradients, slice(1, None)), way(_HookedGradients, slice(0))]
 
 
 class Reversed(nn.Module):
@@ -93,9 +101,10 @@ def test_book_keeping_equals_hooks_for_a_yes_or_no_label_and_for_a_single_record
     for count in (1, 64):
         features, labels = records(count)
         sources = ways(lambda: mlp(4, hidden=(128, 64)), loss=binary_cross_entropy, max_grad_norm=0.1)
-        fast, kept, hooked = (source.sum(features, labels)[0] for source in sources)
-        assert float((kept - hooked).norm()) <= 1e-6 * float(hooked.norm())
-        assert float((fast - hooked).norm()) <= 1e-6 * float(hooked.norm())
+        *ours, theirs = (source.sum(features, labels)[0] for source in sources)
+        assert len(ours) == 3
+        for total in ours:
+            assert float((total - theirs).norm()) <= 1e-6 * float(theirs.norm())
 
 
 @pytest.mark.parametrize("module", LINEAR.values(), ids=LINEAR.keys())
@@ -208,9 +217,9 @@ def test_a_pass_holds_no_more_than_its_share_of_numbers_and_at_least_one_record(
 
 
 def test_hooks_hold_as_many_numbers_per_record_as_there_are_parameters_and_book_keeping_as_there_are_neurons() -> None:
-    fast, kept, hooked = ways(lambda: mlp(4, hidden=(128, 64)), loss=binary_cross_entropy, max_grad_norm=1.0)
-    assert fast.size == kept.size == hooked.size == 8961
-    assert hooked.numbers_per_record >= 8961
+    fast, kept, mixed, hooked = ways(lambda: mlp(4, hidden=(128, 64)), loss=binary_cross_entropy, max_grad_norm=1.0)
+    assert fast.size == kept.size == mixed.size == hooked.size == 8961
+    assert hooked.numbers_per_record >= 8961 > mixed.numbers_per_record > kept.numbers_per_record
     assert 4 + 128 + 64 + 128 + 64 + 1 <= fast.numbers_per_record == kept.numbers_per_record < 2000
 
 
@@ -233,6 +242,17 @@ class Twice(nn.Module):
         return self.last(torch.tanh(self.layer(torch.tanh(self.layer(features)))))
 
 
+class Scaled(nn.Module):
+    """Has a trained parameter of its own beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 2), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.layer(features)
+
+
 class Unused(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -248,49 +268,81 @@ def frozen_bias() -> nn.Module:
     return module
 
 
-OTHER: dict[str, Callable[[], nn.Module]] = {
-    "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(6, 2)),
-    "norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
-    "derived layer": lambda: Tall(4, 2),
-    "layer used twice": Twice,
-    "layer not used": Unused,
-    "several rows per record": lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Linear(2, 2), nn.Flatten(), nn.Linear(4, 2)),
-    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)),
-    "frozen bias": frozen_bias,
+SERVED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "network": (LINEAR["network"], ["0", "2", "4"]),
+    "other order, no bias": (Reversed, ["last", "middle", "first"]),
+    "residual": (Skipping, ["first", "inner", "last"]),
+    "partly frozen": (partly_frozen, ["0", "4"]),
+    "convolution": (lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(6, 2)), ["3"]),
+    "norm": (lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), ["0", "2"]),
+    "derived layer": (lambda: Tall(4, 2), []),
+    "layer used twice": (Twice, ["last"]),
+    "layer not used": (Unused, ["layer"]),
+    "several rows per record": (lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Linear(2, 2), nn.Flatten(), nn.Linear(4, 2)), ["3"]),
+    "beside a parameter": (lambda: nn.Sequential(nn.Linear(4, 4), Scaled()), ["0"]),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), []),
+    "old weight norm": (lambda: nn.utils.weight_norm(nn.Linear(4, 2)), []),
+    "frozen bias": (frozen_bias, []),
 }
 
 
-def test_linear_networks_take_book_keeping_and_leave_no_hook_by_being_looked_at() -> None:
-    for make in LINEAR.values():
-        module = make()
-        assert BookKeeping.fits(module, features=synthetic_records(4)[0])
-        assert not any(layer._forward_hooks for layer in module.modules())
+@pytest.mark.parametrize(("make", "names"), SERVED.values(), ids=SERVED.keys())
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_book_keeping_serves_linear_layers_that_are_used_once_and_looking_leaves_no_hook(
+    make: Callable[[], nn.Module], names: list[str]
+) -> None:
+    module = make()
+    layers = linear_layers(module, features=synthetic_records(4)[0])
+    assert [name for name, layer in module.named_modules() if any(layer is served for served in layers)] == names
+    assert not any(layer._forward_hooks for layer in module.modules())
 
 
 def test_only_linear_and_relu_in_turn_do_without_autograd() -> None:
-    def fits(module: nn.Module) -> bool:
-        return ReluNetworkBookKeeping.fits(module, features=synthetic_records(4)[0])
-
-    assert fits(mlp(4))
-    assert fits(nn.Sequential(nn.Linear(4, 2)))
-    assert fits(nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU(inplace=True), nn.Linear(3, 2)))
+    assert is_relu_network(mlp(4))
+    assert is_relu_network(nn.Sequential(nn.Linear(4, 2)))
+    assert is_relu_network(nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU(inplace=True), nn.Linear(3, 2)))
     for other in (
         nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)),
         nn.Sequential(nn.Linear(4, 3), nn.ReLU()),
         nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)),
         nn.Sequential(nn.ReLU(), nn.Linear(4, 2)),
-        nn.Sequential(),
+        nn.Sequential(Tall(4, 2)),
         nn.Linear(4, 2),
         partly_frozen(),
         Reversed(),
     ):
-        assert not fits(other)
+        assert not is_relu_network(other)
 
 
-@pytest.mark.parametrize("module", OTHER.values(), ids=OTHER.keys())
-def test_every_other_model_takes_hooks(module: Callable[[], nn.Module]) -> None:
-    for kind in (BookKeeping, ReluNetworkBookKeeping):
-        assert not kind.fits(module(), features=synthetic_records(4)[0])
+KINDS: dict[str, tuple[Callable[[], nn.Module], type[ClippedGradients]]] = {
+    "network": (LINEAR["network"], ReluNetworkBookKeeping),
+    "partly frozen network": (partly_frozen, BookKeeping),
+    "frozen head": (lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2).requires_grad_(requires_grad=False)), BookKeeping),
+    "residual": (Skipping, BookKeeping),
+    "convolution": (SERVED["convolution"][0], _HookedGradients),
+    "several rows per record": (SERVED["several rows per record"][0], _HookedGradients),
+    "frozen bias": (frozen_bias, _HookedGradients),
+    "beside a parameter": (SERVED["beside a parameter"][0], _HookedGradients),
+    "layer used twice": (Twice, _HookedGradients),
+    "norm": (SERVED["norm"][0], _HookedGradients),
+}
+
+
+@pytest.mark.parametrize(("make", "kind"), KINDS.values(), ids=KINDS.keys())
+def test_the_cheapest_way_is_chosen_by_the_structure_of_the_model_and_gives_each_record_s_gradient(
+    make: Callable[[], nn.Module], kind: type[ClippedGradients]
+) -> None:
+    model, plain = seeded(make), seeded(make)
+    source = _clipped_gradients(model, loss=cross_entropy, max_grad_norm=0.3, inputs=4)
+    assert type(source) is kind
+    features, labels = records(40)
+    rows: list[torch.Tensor] = []
+    for feature, label in zip(features, labels, strict=True):
+        loss = cross_entropy(plain(feature[None]), label[None]).sum()
+        rows.append(torch.cat([part.reshape(-1) for part in torch.autograd.grad(loss, list(trainable_parameters(plain).values()))]))
+    alone = torch.stack(rows).double()
+    expected = clip_factors(alone.norm(dim=1), max_grad_norm=0.3) @ alone
+    assert float((source.sum(features, labels)[0] - expected).norm()) <= 1e-6 * float(expected.norm())
 
 
 @pytest.mark.parametrize("behaviour", ["twice", "not at all", "fewer rows", "more dimensions"])
@@ -312,8 +364,8 @@ def test_a_model_that_does_something_else_with_other_records_is_refused_in_the_s
             return self.last(self.layer(features[:, None, :]))[:, 0, :]
 
     model = Changing()
-    assert BookKeeping.fits(model, features=synthetic_records(4)[0])
-    source = BookKeeping(model, list(model.parameters()), loss=cross_entropy, max_grad_norm=1.0)
+    source = _clipped_gradients(model, loss=cross_entropy, max_grad_norm=1.0, inputs=4)
+    assert type(source) is BookKeeping
     source.sum(*records(6))
     with pytest.raises(UnsupportedModelError, match="no update was made"):
         source.sum(*records(7))

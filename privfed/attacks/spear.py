@@ -1,0 +1,150 @@
+"""All rows of a batch at once and exactly, from the change of a first layer with ReLU (Dimitrov et al., 2024, arXiv:2403.03945).
+
+It reads any update that is a sum of gradients: of one step or many, with momentum or known weight decay, of records that were clipped
+one by one, or of several clients. Noise is what stops it.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privfed.attacks.analytic import EXACT
+from privfed.attacks.facts import Activation, TableSchema
+from privfed.attacks.observation import NotApplicable, Observation, Reconstruction, linear_layers
+from privfed.attacks.row_space import RowSpace, row_space
+from privfed.attacks.silent_neurons import SILENT, SilentNeurons
+from privfed.attacks.unmixing import whole_records
+
+_CERTIFICATE = "certified rows are records by the schema, and all rows together explain which neurons stayed silent for each of them"
+_SEARCH = 1000
+# Neurons may change sides between steps; one in two hundred on the wrong side does not speak against a row.
+_AGREEMENT = 0.995
+_DEVIATIONS = 6.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Separation:
+    """Rows of shape (rank, width), their deviations, and the share of neurons that behave as each row says."""
+
+    rows: NDArray[np.float64]
+    deviations: NDArray[np.float64]
+    agreement: NDArray[np.float64]
+
+
+def spear(observation: Observation, *, draws: int = 100_000, seed: int = 0) -> Reconstruction | NotApplicable:
+    """Separates the rows that are mixed in the first layer's change.
+
+    The number of rows need not be known: it is the rank of the change. Records with categories are looked for first among the
+    whole records of the row space (see `unmix`), which is faster; which of them are the rows is decided by the neurons.
+
+    A row is certified if the rows found are as many as the rank and explain together, for 995 of 1000 neurons each, which of them
+    the row fires and which it leaves silent; if it is known to within `EXACT` of each column's range; and if it is a record by the
+    schema: in range, one category in each block.
+
+    Not applicable without ReLU, to updates of adaptive optimisers, and to at least as many rows as the layer can keep apart.
+
+    Args:
+        observation: What the attacker holds.
+        draws: How many sets of neurons to draw at most, for each rank that the singular values suggest.
+        seed: Decides which are drawn.
+
+    Returns:
+        As many rows as were separated, the best explained first. Fewer than there were where some are lost in noise; none where
+        the rows could not be separated.
+    """
+    started = time.perf_counter()
+    space = row_space(observation)
+    if isinstance(space, NotApplicable):
+        return space
+    if observation.activation is not Activation.RELU or len(linear_layers(observation.layout)) < 2:
+        return NotApplicable(reason="no ReLU follows the first layer: every neuron mixes all rows, and none is silent for any")
+    schema, rng = observation.schema, np.random.default_rng(seed)
+    best: _Separation | None = None
+    for cut in space.cuts():
+        found = _separate(cut, schema, rng=rng, draws=draws)
+        if found is not None and (best is None or found.agreement.mean() > best.agreement.mean()):
+            best = found
+        if best is not None and best.agreement.min() >= _AGREEMENT:
+            break
+    if best is None:
+        nothing = np.zeros(0)
+        return Reconstruction(
+            rows=np.zeros((0, schema.width)),
+            certified=nothing.astype(np.bool_),
+            confidence=nothing,
+            certificate="no row is certified, because the rows could not be separated",
+            seconds=time.perf_counter() - started,
+        )
+    valid = _records(best, schema)
+    explained = len(best.rows) == space.rank and best.agreement.min() >= _AGREEMENT
+    certified = valid & explained & (_DEVIATIONS * best.deviations <= EXACT * (schema.high - schema.low)).all(axis=1)
+    confidence = _confidence(best, valid, schema)
+    order = np.lexsort((-confidence, ~certified))
+    return Reconstruction(
+        rows=best.rows[order],
+        certified=certified[order],
+        confidence=np.where(certified, 1.0, confidence)[order],
+        certificate=_CERTIFICATE if explained else "no row is certified, because not all rows together explain the silent neurons",
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _separate(space: RowSpace, schema: TableSchema, *, rng: np.random.Generator, draws: int) -> _Separation | None:
+    if space.rank == 1:
+        return _separation(space, np.ones((1, 1)))
+    neurons = SilentNeurons(space, rng)
+    if not neurons.enough:
+        return None
+    neurons.add(_across(neurons.space, whole_records(space, schema) if schema.blocks else np.zeros((0, space.rank))))
+    best: _Separation | None = None
+    for _ in range(1 + draws // _SEARCH):
+        directions = neurons.independent()
+        if len(directions) == space.rank:
+            found = _separation(neurons.space, directions)
+            if best is None or found.agreement.mean() > best.agreement.mean():
+                best = found
+            if best.agreement.min() >= _AGREEMENT:
+                break
+        neurons.search()
+    return best
+
+
+def _across(space: RowSpace, points: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """For each point that may be a row, the direction across the plane of the neurons that it leaves silent, if they are on one."""
+    directions: list[NDArray[np.float64]] = []
+    for point in points:
+        extended = (point @ space.basis) / (point @ space.basis[:, -1])
+        silent = np.maximum(space.before @ extended, space.after @ extended) < 0
+        if silent.sum() > space.rank:
+            direction = np.linalg.svd(space.coordinates[silent], full_matrices=False)[2][-1]
+            if np.median(np.abs(space.coordinates[silent] @ direction)) < SILENT:
+                directions.append(direction)
+    return directions
+
+
+def _separation(space: RowSpace, directions: NDArray[np.float64]) -> _Separation:
+    rows, deviations = space.rows(np.linalg.inv(directions.T))
+    extended = np.column_stack([rows, np.ones(len(rows))])
+    before, after = extended @ space.before.T, extended @ space.after.T
+    fired = np.abs(directions @ space.coordinates.T) >= SILENT
+    wrong = np.where(fired, np.maximum(before, after) < 0, np.minimum(before, after) > 0)
+    return _Separation(rows=rows, deviations=deviations, agreement=1 - wrong.mean(axis=1))
+
+
+def _records(found: _Separation, schema: TableSchema) -> NDArray[np.bool_]:
+    """Which rows can be records of the schema, within their deviations."""
+    error = _DEVIATIONS * found.deviations + 1e-6 * (schema.high - schema.low)
+    valid = ((found.rows >= schema.low - error) & (found.rows <= schema.high + error)).all(axis=1)
+    for block in schema.blocks:
+        near = np.abs(found.rows[:, block] - np.rint(found.rows[:, block])) <= error[:, block]
+        valid &= near.all(axis=1) & (np.rint(found.rows[:, block]).sum(axis=1) == 1)
+    return valid
+
+
+def _confidence(found: _Separation, valid: NDArray[np.bool_], schema: TableSchema) -> NDArray[np.float64]:
+    """From 0 to 1: how much better than chance the row explains the neurons, times the share of its entries that are known."""
+    known = (_DEVIATIONS * found.deviations <= EXACT * (schema.high - schema.low)).mean(axis=1)
+    explained = np.clip(2 * found.agreement - 1, 0, 1)
+    return 0.99 * explained**4 * known * np.where(valid, 1.0, 0.5)

@@ -1,0 +1,126 @@
+"""A finished simulation in its folder, as `privfed simulate --out` leaves it: read, audited, and reported on."""
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from privfed.agreement import OpeningPolicy
+from privfed.audit.canaries import transaction_schema
+from privfed.audit.findings import Audit
+from privfed.audit.run import run_audit
+from privfed.client import Client
+from privfed.data.paysim import NOBAL, PRE, FeatureSet, features
+from privfed.data.transactions import generate_transactions
+from privfed.dp.ledger import Ledger
+from privfed.dp.statement import PrivacyStatement
+from privfed.errors import UnsupportedDataError
+from privfed.he.params import CkksParams
+from privfed.history import History, RoundSummary
+from privfed.scenario import consortium_of, first_model
+from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
+from privfed.training.model import layout_of, values_of
+
+_MECHANISMS = {mechanism.__name__: mechanism for mechanism in (DpSgd, NonPrivate)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedRun:
+    """A simulation that `privfed simulate --out` wrote.
+
+    Args:
+        folder: Where it is, with history.json, model.npz and a ledger per bank.
+        feature_set: What the model looks at.
+        history: What happened.
+    """
+
+    folder: Path
+    feature_set: FeatureSet
+    history: History
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Reads a folder.
+
+        Raises:
+            OSError: If a file is missing or may not be read.
+            UnsupportedDataError: If the folder holds something else than `privfed simulate` writes.
+        """
+        text = (folder / "history.json").read_text(encoding="utf-8")
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            feature_set = next(known for known in (PRE, NOBAL) if list(known.columns) == fields["features"])
+            model = first_model(feature_set)
+            training = {bank["name"]: _mechanism(bank) for bank in fields["banks"]}
+            epsilon: float = math.inf if fields["budget"]["epsilon"] is None else fields["budget"]["epsilon"]
+            with np.load(folder / "model.npz", allow_pickle=False) as tensors:
+                values = layout_of(model).flatten(dict(tensors))
+            history = History(
+                mode=fields["mode"],
+                rule=fields["rule"],
+                policy=OpeningPolicy(),
+                params=CkksParams.standard(),
+                training=training,
+                delta=dict.fromkeys(training, fields["budget"]["delta"]),
+                budget=dict.fromkeys(training, epsilon),
+                private=fields["private"],
+                initial=values_of(model),
+                model=values,
+                rounds=tuple(RoundSummary.from_json(summary) for summary in fields["rounds"]),
+            )
+        except (KeyError, TypeError, ValueError, StopIteration) as error:
+            raise UnsupportedDataError(
+                f"{folder} does not hold what privfed simulate --out writes; nothing was done; make a folder with that command"
+            ) from error
+        return cls(folder=folder, feature_set=feature_set, history=history)
+
+    def audit(self, *, repeats: int, progress: Callable[[int], None] | None = None) -> Audit:
+        """Attacks canary rounds under the protection of this run; see `run_audit`. The banks' data and ledgers are not touched.
+
+        Args:
+            repeats: Number of independent batches of canaries, at least 2.
+            progress: Is called after each repeat with the number of repeats done.
+
+        Raises:
+            PrivFedError: If a ledger cannot be opened.
+        """
+        # `run_audit` looks at how the clients train; their data are replaced by canaries, so made-up records stand in for them.
+        stand_in = features(generate_transactions(rows=100, fraud_rate=0.1, rng=np.random.default_rng(0)), self.feature_set)
+        with ExitStack() as stack:
+            clients = [
+                Client(name, stand_in, training=training, ledger=stack.enter_context(Ledger.reopen(self._ledger(name))))
+                for name, training in self.history.training.items()
+            ]
+            return run_audit(
+                consortium_of(clients),
+                first_model(self.feature_set),
+                schema=transaction_schema(self.feature_set),
+                repeats=repeats,
+                progress=progress,
+            )
+
+    def statements(self) -> tuple[PrivacyStatement, ...]:
+        """The privacy statement of each bank, from its ledger.
+
+        Raises:
+            PrivFedError: If a ledger cannot be opened.
+        """
+        statements: list[PrivacyStatement] = []
+        for name, training in self.history.training.items():
+            with Ledger.reopen(self._ledger(name)) as ledger:
+                norm = training.max_grad_norm if isinstance(training, DpSgd) else None
+                delta = ledger.budget.delta
+                statements.append(PrivacyStatement.of(ledger.events(), population=name, delta=delta, max_grad_norm=norm))
+        return tuple(statements)
+
+    def _ledger(self, name: str) -> Path:
+        return self.folder / f"{name}.ledger"
+
+
+def _mechanism(bank: dict[str, Any]) -> TrainingMechanism:
+    return _MECHANISMS[bank["mechanism"]](**bank["training"])
