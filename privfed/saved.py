@@ -66,7 +66,7 @@ class SavedRun:
                 policy=OpeningPolicy(),
                 params=CkksParams.standard(),
                 training=training,
-                delta=dict.fromkeys(training, fields["budget"]["delta"]),
+                delta=dict.fromkeys(training, float(fields["budget"]["delta"])),
                 budget=dict.fromkeys(training, epsilon),
                 private=fields["private"],
                 initial=values_of(model),
