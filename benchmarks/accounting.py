@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from itertools import count
+from itertools import count, pairwise
 from typing import Annotated, TypeVar
 
 import typer
@@ -38,6 +38,7 @@ PRV_ERROR = 0.011  # Opacus adds its error bound of 0.01 to what it finds
 GRID_ERROR = 1e-3
 ROUNDS = 20  # of equal length, of which the last one's check is timed
 _SERIAL: Iterator[int] = count()
+_WIDTH = 170  # also where the output goes to a file
 
 # Noise multiplier, sample rate, steps, delta. The golden values of the tests.
 SETTINGS = (
@@ -72,7 +73,7 @@ class Outcome:
     def ordered(self) -> bool:
         """Whether PLD <= PRV <= RDP, within what each of them states as its error."""
         limits = [limit for limit in (self.prv, self.rdp) if limit is not None]
-        in_order = all(low <= high + PRV_ERROR for low, high in zip(limits, limits[1:], strict=False))
+        in_order = all(low <= high + PRV_ERROR for low, high in pairwise(limits))
         return in_order and all(self.pld <= limit * (1 + GRID_ERROR) for limit in limits)
 
 
@@ -198,7 +199,7 @@ def print_table(outcomes: list[Outcome]) -> None:
             _shown(None, outcome.calibration_seconds)[1],
         )
         table.add_row(outcome.setting, *cells)
-    Console().print(table)
+    Console(width=_WIDTH).print(table)
 
 
 def main(

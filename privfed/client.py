@@ -10,6 +10,7 @@ from privfed.data.samples import Samples
 from privfed.dp.ledger import Ledger, Reservation
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
+from privfed.training.compiled import CompiledSum
 from privfed.training.dpsgd import check, train
 from privfed.training.loss import PerSampleLoss
 from privfed.training.mechanism import DpSgd, TrainingMechanism
@@ -31,6 +32,7 @@ class Client:
         weight: Public, agreed weight in the aggregate; not a count of records. Positive.
         training: How it trains. Public.
         ledger: Account of what its data have spent. `DpSgd` cannot be without one.
+        compiled: What `compile_sum` made of the model, the loss and `training`; left out, nothing is compiled.
 
     Raises:
         ValueError: If `DpSgd` has no ledger.
@@ -42,6 +44,7 @@ class Client:
     training: TrainingMechanism
     ledger: Ledger | None = None
     weight: float = 1
+    compiled: CompiledSum | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.training, DpSgd) and self.ledger is None:
@@ -81,7 +84,7 @@ class Trainer:
         randomness: Callable[[int], Randomness] | None = None,
         witness: Callable[[Update[PlainVector]], None] | None = None,
     ) -> None:
-        check(model, start, client.data, mechanism=client.training, loss=loss)
+        check(model, start, client.data, mechanism=client.training, loss=loss, compiled=client.compiled)
         if isinstance(client.training, DpSgd) and params.step < client.training.release_grid:
             raise ValueError(
                 f"expected a grid step of at least {client.training.release_grid:.3g} for {client.name!r}, got {params.step:.3g}; "
@@ -145,6 +148,7 @@ class Trainer:
             loss=self._loss,
             correction=self._correction if self._variates is None else self._variates.correction(),
             randomness=None if self._randomness is None else self._randomness(round),
+            compiled=client.compiled,
             round=round,
         )
         update = Update(sender=client.name, round=round, vector=result.update_values)

@@ -88,7 +88,8 @@ class ClientSession:
         name = f"{context.agreement.session.hex()}-{context.round}-{context.attempt}"
         if not self._outbox.has(name):
             update = self._trainer.train(self._state.values, **place)
-            protected = protect(update, params=context.agreement.params, round_key=self.round_key(context))
+            share = context.agreement.weighting.share(self.name)
+            protected = protect(update, params=context.agreement.params, round_key=self.round_key(context), share=share)
             self._outbox.put(name, encode_upload(context, self._identity, protected.update))
         self._trainer.commit(**place)
         return self._outbox.get(name)

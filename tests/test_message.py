@@ -24,7 +24,16 @@ from privfed.he.params import CkksParams
 from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity, Roster
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, write_text
 from privfed.update import Layout
-from privfed.wire import decode_aggregate, decode_approval, decode_digest, decode_setup, decode_upload, encode_setup
+from privfed.wire import (
+    decode_abort,
+    decode_aggregate,
+    decode_approval,
+    decode_digest,
+    decode_setup,
+    decode_upload,
+    encode_abort,
+    encode_setup,
+)
 
 KINDS = pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
 
@@ -48,6 +57,7 @@ class Traffic:
             Kind.DIGEST: lambda: decode_digest(data, context, self.key_id),
             Kind.APPROVAL: lambda: decode_approval(data, context, self.digest),
             Kind.AGGREGATE: lambda: decode_aggregate(data, context, self.key_id),
+            Kind.ABORT: lambda: decode_abort(data, context, self.key_id),
         }
         return decoders[kind]()
 
@@ -73,6 +83,7 @@ def traffic(tmp_path_factory: pytest.TempPathFactory, people: Any) -> Traffic:
             Kind.DIGEST: announced,
             Kind.APPROVAL: joint.approve("bank_00", announced),
             Kind.AGGREGATE: aggregate,
+            Kind.ABORT: encode_abort(joint.context, bank, key_id),
         },
         signers={kind: parties.server if kind in (Kind.DIGEST, Kind.AGGREGATE) else bank for kind in Kind},
         other_client=parties.clients["bank_01"],
@@ -211,13 +222,15 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
     params, clients = traffic.context.agreement.params, 3
     # What the layout, the parameters and the roster allow at most, counted from the format: not from the code.
     frame = 8 + 2 + 16 + 8 + 8 * 32 + 16 + 2 * 256 + 8 + 64
+    abridged, chunk = 32 + 92 + 64, params.polynomial_bytes + clients * 64
     digest = 256 + 4 + clients * (256 + 8 + 32)
     largest = {
         Kind.SETUP: frame,
-        Kind.UPLOAD: frame + params.fresh_chunk_bytes,
+        Kind.UPLOAD: frame + params.fresh_chunk_bytes + 92,
         Kind.DIGEST: frame + digest,
         Kind.APPROVAL: frame + 32,
-        Kind.AGGREGATE: frame + 4 + (4 + frame + digest) + clients * (4 + frame + 32) + params.sum_chunk_bytes,
+        Kind.AGGREGATE: frame + 4 + (4 + frame + digest) + clients * (4 + frame + 32 + abridged) + chunk,
+        Kind.ABORT: frame + 5,
     }[kind]
     padding = largest - len(traffic.messages[kind])
     assert padding >= SIGNATURE_BYTES

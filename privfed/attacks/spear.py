@@ -14,11 +14,11 @@ from privfed.attacks.analytic import EXACT
 from privfed.attacks.facts import Activation, TableSchema
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction, linear_layers
 from privfed.attacks.row_space import RowSpace, row_space
-from privfed.attacks.silent_neurons import SILENT, SilentNeurons
+from privfed.attacks.silent_neurons import SILENT, STARTS, SilentNeurons
 from privfed.attacks.unmixing import whole_records
 
 _CERTIFICATE = "certified rows are records by the schema, and all rows together explain which neurons stayed silent for each of them"
-_SEARCH = 1000
+
 # Neurons may change sides between steps; one in two hundred on the wrong side does not speak against a row.
 _AGREEMENT = 0.995
 _DEVIATIONS = 6.0
@@ -33,7 +33,7 @@ class _Separation:
     agreement: NDArray[np.float64]
 
 
-def spear(observation: Observation, *, draws: int = 100_000, seed: int = 0) -> Reconstruction | NotApplicable:
+def spear(observation: Observation, *, starts: int = 20_000, seed: int = 0) -> Reconstruction | NotApplicable:
     """Separates the rows that are mixed in the first layer's change.
 
     The number of rows need not be known: it is the rank of the change. Records with categories are looked for first among the
@@ -47,8 +47,8 @@ def spear(observation: Observation, *, draws: int = 100_000, seed: int = 0) -> R
 
     Args:
         observation: What the attacker holds.
-        draws: How many sets of neurons to draw at most, for each rank that the singular values suggest.
-        seed: Decides which are drawn.
+        starts: How many searches to start at most, for each rank that the singular values suggest.
+        seed: Decides where they start.
 
     Returns:
         As many rows as were separated, the best explained first. Fewer than there were where some are lost in noise; none where
@@ -63,7 +63,7 @@ def spear(observation: Observation, *, draws: int = 100_000, seed: int = 0) -> R
     schema, rng = observation.schema, np.random.default_rng(seed)
     best: _Separation | None = None
     for cut in space.cuts():
-        found = _separate(cut, schema, rng=rng, draws=draws)
+        found = _separate(cut, schema, rng=rng, starts=starts)
         if found is not None and (best is None or found.agreement.mean() > best.agreement.mean()):
             best = found
         if best is not None and best.agreement.min() >= _AGREEMENT:
@@ -91,15 +91,17 @@ def spear(observation: Observation, *, draws: int = 100_000, seed: int = 0) -> R
     )
 
 
-def _separate(space: RowSpace, schema: TableSchema, *, rng: np.random.Generator, draws: int) -> _Separation | None:
+def _separate(space: RowSpace, schema: TableSchema, *, rng: np.random.Generator, starts: int) -> _Separation | None:
     if space.rank == 1:
         return _separation(space, np.ones((1, 1)))
-    neurons = SilentNeurons(space, rng)
+    points = whole_records(space, schema)
+    neurons = SilentNeurons(space, rng, guesses=points.combinations)
     if not neurons.enough:
         return None
-    neurons.add(_across(neurons.space, whole_records(space, schema) if schema.blocks else np.zeros((0, space.rank))))
+    if points.fixed:
+        neurons.add(_across(neurons.space, points.combinations))
     best: _Separation | None = None
-    for _ in range(1 + draws // _SEARCH):
+    for _ in range(1 + starts // STARTS):
         directions = neurons.independent()
         if len(directions) == space.rank:
             found = _separation(neurons.space, directions)

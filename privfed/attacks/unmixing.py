@@ -8,6 +8,7 @@ activation nor the later layers nor the number of steps matter, so this also rea
 
 import itertools
 import time
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,19 @@ _DEVIATIONS, _FURTHEST = 6.0, 0.25
 # A column fixes a dimension if it stands this far out of the noise there.
 _FIXED = 8.0
 _MOST_POINTS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Points:
+    """Points of a row space that are possible records.
+
+    Args:
+        combinations: Of shape (any, rank): the points as combinations of the basis.
+        fixed: Whether the categories fix them; else they are the points of that category nearest to the middle of the ranges.
+    """
+
+    combinations: NDArray[np.float64]
+    fixed: bool
 
 
 def unmix(observation: Observation) -> Reconstruction | NotApplicable:
@@ -50,17 +64,19 @@ def unmix(observation: Observation) -> Reconstruction | NotApplicable:
         return NotApplicable(reason="the table has no one-hot block, by which rows could be told from mixtures")
     for cut in space.cuts():
         points = whole_records(cut, schema)
-        if len(points):
+        if points.fixed and len(points.combinations):
             break
     else:
         return NotApplicable(reason=f"the categories do not tell the {space.rank} rows apart that are mixed in the update")
-    rows, errors = cut.rows(points)
+    rows, errors = cut.rows(points.combinations)
+    count = len(rows)
     reach = schema.high - schema.low
     far = np.abs((rows - schema.low) / reach - 0.5)[:, schema.continuous].max(axis=1, initial=0.0)
     order = np.argsort(far)[: cut.rank]
-    only = len(points) == cut.rank == space.rank
-    certified = (_DEVIATIONS * errors <= EXACT * reach).all(axis=1) & only
-    confidence = np.full(len(points), min(1.0, cut.rank / len(points)))
+    only = count == cut.rank == space.rank
+    known = _DEVIATIONS * errors <= EXACT * reach
+    certified = known.all(axis=1) & only
+    confidence = known.mean(axis=1) * min(1.0, cut.rank / count) * cut.rank / space.rank
     return Reconstruction(
         rows=rows[order],
         certified=certified[order],
@@ -70,19 +86,16 @@ def unmix(observation: Observation) -> Reconstruction | NotApplicable:
     )
 
 
-def whole_records(space: RowSpace, schema: TableSchema) -> NDArray[np.float64]:
-    """Combinations of the basis, of shape (any, rank), that are possible records; all of them, if there are any.
-
-    None where the categories span fewer dimensions than the rank, or are too noisy to tell a one from a zero.
-    """
+def whole_records(space: RowSpace, schema: TableSchema) -> Points:
+    """All points of a row space that are possible records, as far as the categories fix them."""
     scaled = space.basis * space.scales[:, None]  # now every entry of a column has that column's noise
     pivots, choices = _pivots(scaled / space.column_noise, schema)
-    if len(pivots) < space.rank or np.prod([len(choice) for choice in choices]) > _MOST_POINTS:
-        return np.zeros((0, space.rank))
-    solved = np.linalg.inv(scaled[:, pivots])
+    if np.prod([len(choice) for choice in choices]) > _MOST_POINTS:
+        return Points(combinations=np.zeros((0, space.rank)), fixed=False)
+    solved = np.linalg.pinv(scaled[:, pivots])
     values = np.array([np.concatenate(choice) for choice in itertools.product(*choices)])
     points = values @ solved
-    categories = np.concatenate([np.arange(block.start, block.stop) for block in schema.blocks])
+    categories = np.concatenate([np.arange(0), *(np.arange(block.start, block.stop) for block in schema.blocks)])
     entries = points @ scaled[:, categories]
     leverage = solved @ scaled[:, categories]
     spread = np.sqrt(space.column_noise[categories] ** 2 + (space.column_noise[pivots] ** 2) @ leverage**2)
@@ -93,10 +106,22 @@ def whole_records(space: RowSpace, schema: TableSchema) -> NDArray[np.float64]:
     for block in schema.blocks:
         possible &= whole[:, start : (start := start + block.stop - block.start)].sum(axis=1) == 1
     # All category columns and the bias together fix the point better than the pivots alone.
-    fixed = np.append(categories, schema.width)
-    weights = 1 / space.column_noise[fixed]
+    known = np.append(categories, schema.width)
+    weights = 1 / space.column_noise[known]
     targets = np.column_stack([whole[possible], np.ones(possible.sum())]) * weights
-    return np.linalg.lstsq((scaled[:, fixed] * weights).T, targets.T, rcond=None)[0].T * space.scales
+    points = np.linalg.lstsq((scaled[:, known] * weights).T, targets.T, rcond=None)[0].T
+    free = _complement(scaled[:, pivots])
+    if free.shape[1] and len(schema.continuous):
+        reach = schema.high[schema.continuous] - schema.low[schema.continuous]
+        middle = (schema.high + schema.low)[schema.continuous] / 2
+        off = (middle - points @ scaled[:, schema.continuous]) / reach
+        points += np.linalg.lstsq((free.T @ scaled[:, schema.continuous] / reach).T, off.T, rcond=None)[0].T @ free.T
+    return Points(combinations=points * space.scales, fixed=not free.shape[1])
+
+
+def _complement(columns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """An orthonormal basis of what no column reaches, of shape (rank, rank - number of columns)."""
+    return np.linalg.qr(columns, mode="complete")[0][:, columns.shape[1] :]
 
 
 def _pivots(columns: NDArray[np.float64], schema: TableSchema) -> tuple[list[int], list[NDArray[np.float64]]]:

@@ -278,10 +278,13 @@ class Simulation:
         if aggregate is None or any(name not in self._updates for name, coefficient in record.coefficients.items() if coefficient):
             return None
         params = self._consortium.params
+        weighting = None if self._site is None else self._site.agreement.weighting
         expected = np.zeros(self._initial.layout.size, dtype=np.int64)
-        for name, coefficient in record.coefficients.items():
-            expected += coefficient * quantise(self._updates[name].vector.values, params)[0]
-        opened = np.rint(aggregate.vector.values * sum(record.coefficients.values()) / params.step).astype(np.int64)
+        for name, multiplier in zip(record.coefficients, params.multipliers(tuple(record.coefficients.values())), strict=True):
+            share = None if weighting is None else weighting.share(name)
+            expected += multiplier * quantise(self._updates[name].vector.values, params, share)[0]
+        divisor = sum(record.coefficients.values()) if weighting is None else weighting.divisor(record.participants)
+        opened = np.rint(aggregate.vector.values * float(divisor) / params.step).astype(np.int64)
         return int(np.abs(opened - expected).max())
 
     def _epsilon(self) -> dict[str, float]:

@@ -114,15 +114,22 @@ class ReluNetworkBookKeeping(BookKeeping):
     """For a `relu_network`: the same without autograd, which costs a small model much."""
 
     def _run(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        return self._run_with([(layer.weight, layer.bias) for layer in self._layers], features, labels)
+
+    def _run_with(
+        self, weights: Sequence[tuple[torch.Tensor, torch.Tensor | None]], features: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         inputs = [features]
         with torch.no_grad():
-            for layer in self._layers[:-1]:
-                inputs.append(torch.relu_(functional.linear(inputs[-1], layer.weight, layer.bias)))
-            outputs = functional.linear(inputs[-1], self._layers[-1].weight, self._layers[-1].bias)
-        derivatives = [torch.autograd.grad(self._loss(outputs.requires_grad_(), labels).sum(), outputs)[0]]
+            for weight, bias in weights[:-1]:
+                inputs.append(functional.linear(inputs[-1], weight, bias).relu())
+            outputs = functional.linear(inputs[-1], *weights[-1])
+        outputs.requires_grad_()
+        with torch.enable_grad():
+            derivatives = [torch.autograd.grad(self._loss(outputs, labels).sum(), outputs)[0]]
         with torch.no_grad():
-            for layer, after in zip(self._layers[:0:-1], inputs[:0:-1], strict=True):
-                derivatives.append(torch.ops.aten.threshold_backward(derivatives[-1] @ layer.weight, after, 0))
+            for (weight, _), after in zip(weights[:0:-1], inputs[:0:-1], strict=True):
+                derivatives.append(torch.ops.aten.threshold_backward(derivatives[-1] @ weight, after, 0))
         return inputs, derivatives[::-1]
 
 

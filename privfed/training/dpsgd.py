@@ -1,7 +1,8 @@
 """DP-SGD through Opacus. The only module that drives it.
 
-Opacus computes the gradient of each record and runs the optimizer. What decides the privacy is done here in float64: clipping, the
-sum, the noise, and rounding to a grid. Then:
+Opacus' hooks compute the gradient of each record where book-keeping cannot do without, and its optimizer makes the steps. Float32 are the
+model, the derivative of each record's loss, what the hooks write down, and the weights. Float64 is what decides the privacy, from the
+norm of each record's gradient on: clipping, the sum (but for that of `compiled`), the noise, and rounding to a grid. Then:
 
 * One record more or less moves the sum by at most `max_grad_norm`; a gradient that is NaN or infinite counts as zero.
 * The noise on the sum has standard deviation `noise_multiplier * max_grad_norm` per coordinate, from the operating system.
@@ -10,7 +11,7 @@ sum, the noise, and rounding to a grid. Then:
 * Exactly `steps` noised steps are done; an empty batch is a step of pure noise.
 * Only trainable parameters of the unwrapped model are released.
 
-The gradients themselves are float32: the other records of a batch can move the last bits of a record's gradient.
+As the gradients are float32, the other records of a batch can move the last bits of a record's gradient.
 """
 
 import copy
@@ -27,8 +28,9 @@ from torch import nn
 from privfed.data.samples import Samples
 from privfed.errors import LayoutMismatchError, UnsupportedDataError, UnsupportedModelError
 from privfed.training.bookkeeping import BookKeeping, ReluNetworkBookKeeping, linear_layers, relu_network
+from privfed.training.compiled import CompiledBookKeeping, CompiledSum
 from privfed.training.gradients import ClippedGradients, clip_factors, zero_broken
-from privfed.training.loss import PerSampleLoss, check_loss, perturbed_copy, synthetic_records
+from privfed.training.loss import PerSampleLoss, check_loss, perturbed_copy, synthetic_records, unchecked
 from privfed.training.mechanism import GRID_FRACTION, DpSgd, NonPrivate, TrainingMechanism, TrainingResult
 from privfed.training.model import check_model, join_parameters, layout_of, load_values, trainable_parameters, values_of
 from privfed.training.objective import Correction, add_correction, flat
@@ -38,17 +40,17 @@ from privfed.update import PlainVector
 
 # Float32 differs between a batch and a single record by some 1e-6; a wrong gradient differs by a whole factor.
 _GRADIENT_TOLERANCE = 1e-3
-# Float64 copies of a whole batch of gradients would triple the memory of a step, and miss the cache.
+# Float64 copies of all gradients that the hooks have written down would triple the memory of a step, and miss the cache.
 _ROWS_AT_ONCE = 32
 
 
 class _NoisingOptimizer(DPOptimizerFastGradientClipping):
     """Opacus' optimizer on one vector of weights, with noise from the given randomness, in float64, rounded to a grid."""
 
-    def __init__(self, weights: nn.Parameter, *, mechanism: DpSgd, randomness: Randomness) -> None:
+    def __init__(self, weights: nn.Parameter, *, mechanism: DpSgd, rounding: float, randomness: Randomness) -> None:
         super().__init__(
             torch.optim.SGD([weights], lr=mechanism.learning_rate),
-            noise_multiplier=mechanism.noise_multiplier,
+            noise_multiplier=mechanism.noise_multiplier * (1.0 + rounding),
             max_grad_norm=mechanism.max_grad_norm,
             expected_batch_size=mechanism.expected_batch_size,
         )
@@ -138,17 +140,32 @@ class _HookedGradients(BookKeeping):
         return inputs, derivatives, [row.flatten(start_dim=1) if row.ndim > 1 else row[:, None] for row in rows]
 
 
-def _clipped_gradients(model: nn.Module, *, loss: PerSampleLoss, max_grad_norm: float, inputs: int) -> ClippedGradients:
+def _clipped_gradients(
+    model: nn.Module, *, loss: PerSampleLoss, max_grad_norm: float, inputs: int, compiled: CompiledSum | None = None
+) -> ClippedGradients:
     """The cheapest way to the clipped sums of this model; it stays hooked to the model."""
     layers = linear_layers(model, features=synthetic_records(inputs)[0])
     parameters = list(trainable_parameters(model).values())
+    alternating = relu_network(model, layers=layers)
+    if compiled is not None:
+        if not alternating:
+            raise UnsupportedModelError("a compiled sum is for nn.Linear and nn.ReLU in turn; nothing was trained")
+        return CompiledBookKeeping(model, layers=layers, parameters=parameters, compiled=compiled)
     kind = _HookedGradients
     if len(parameters) == sum(len(list(layer.parameters())) for layer in layers):
-        kind = ReluNetworkBookKeeping if relu_network(model, layers=layers) else BookKeeping
-    return kind(model, layers=layers, parameters=parameters, loss=loss, max_grad_norm=max_grad_norm)
+        kind = ReluNetworkBookKeeping if alternating else BookKeeping
+    return kind(model, layers=layers, parameters=parameters, loss=unchecked(loss), max_grad_norm=max_grad_norm)
 
 
-def check(module: nn.Module, start: PlainVector, samples: Samples, *, mechanism: TrainingMechanism, loss: PerSampleLoss) -> None:
+def check(
+    module: nn.Module,
+    start: PlainVector,
+    samples: Samples,
+    *,
+    mechanism: TrainingMechanism,
+    loss: PerSampleLoss,
+    compiled: CompiledSum | None = None,
+) -> None:
     """Refuses whatever `train` refuses, without training. Call it before the ledger is charged.
 
     The model and the loss run on made-up records only. Of the private data, the number of records and the labels are looked at.
@@ -156,8 +173,9 @@ def check(module: nn.Module, start: PlainVector, samples: Samples, *, mechanism:
     Raises:
         TypeError: If the mechanism is of an unknown kind.
         LayoutMismatchError: If the start has another layout than the module.
-        UnsupportedModelError: See `check_model` and `check_loss`; also if Opacus does not give the right gradient for each record.
+        UnsupportedModelError: See `check_model` and `check_loss`; also if training would not get the right gradient for each record.
         UnsupportedDataError: If there are more records than the mechanism's `record_limit`, or a label the loss does not take.
+        ValueError: If the sum was compiled for something else.
     """
     if not isinstance(mechanism, DpSgd | NonPrivate):
         raise TypeError(f"expected DpSgd or NonPrivate, got {type(mechanism).__name__}; nothing was trained")
@@ -169,10 +187,15 @@ def check(module: nn.Module, start: PlainVector, samples: Samples, *, mechanism:
             f"the client has more records than the declared limit of {mechanism.record_limit}; declare a smaller sample_rate or a "
             "larger max_records; nothing was trained"
         )
+    if compiled is not None and (
+        not isinstance(mechanism, DpSgd)
+        or (compiled.layout, compiled.loss, compiled.max_grad_norm) != (start.layout, loss, mechanism.max_grad_norm)
+    ):
+        raise ValueError("expected DpSgd and a sum compiled for this model, loss and max_grad_norm, got another; nothing was trained")
     inputs = samples.features.shape[1]
     check_loss(module, loss, inputs=inputs, labels=samples.labels)
     if isinstance(mechanism, DpSgd):
-        _check_gradients(module, loss, mechanism=mechanism, inputs=inputs)
+        _check_gradients(module, loss, mechanism=mechanism, inputs=inputs, compiled=compiled)
 
 
 def train(
@@ -184,6 +207,7 @@ def train(
     loss: PerSampleLoss,
     correction: Correction | None = None,
     randomness: Randomness | None = None,
+    compiled: CompiledSum | None = None,
     round: int = 0,  # noqa: A002
 ) -> TrainingResult:
     """Trains a copy of the model for one round and returns how its weights moved.
@@ -198,13 +222,14 @@ def train(
         loss: Loss per record, from that record alone.
         correction: Data-independent addition to each gradient, after clipping and noise.
         randomness: Source of noise and samples for `DpSgd`; left out, the operating system's entropy.
+        compiled: What `compile_sum` made of this model, loss and mechanism: `DpSgd` takes it to go faster.
         round: Number of the round, from 0. Public. Only `NonPrivate` orders its records by it.
 
     Raises:
         PrivFedError: Whatever `check` refuses, before any record is touched.
         ValueError: If the weights became infinite or NaN, or the correction has the wrong shape. What was charged stays charged.
     """
-    check(module, start, samples, mechanism=mechanism, loss=loss)
+    check(module, start, samples, mechanism=mechanism, loss=loss, compiled=compiled)
     model = copy.deepcopy(module).train()
     load_values(model, start)
     loaded = values_of(model)
@@ -214,7 +239,7 @@ def train(
         source = OperatingSystemRandomness() if randomness is None else randomness
         private_randomness = source.private
         zeroed_gradients = _descend_privately(
-            model, features, labels, mechanism=mechanism, loss=loss, correction=correction, randomness=source
+            model, features, labels, mechanism=mechanism, loss=loss, correction=correction, randomness=source, compiled=compiled
         )
     else:
         descend(model, features, labels, mechanism=mechanism, loss=loss, correction=correction, round=round)
@@ -235,12 +260,13 @@ def _descend_privately(
     loss: PerSampleLoss,
     correction: Correction | None,
     randomness: Randomness,
+    compiled: CompiledSum | None,
 ) -> int:
     """Trains a model in place and returns how many gradients were zeroed for being NaN or infinite."""
     weights: Any = join_parameters(model)  # Any, because Opacus hangs its results on it as attributes
     start = flat([weights])
-    gradients = _clipped_gradients(model, loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=features.shape[1])
-    optimizer = _NoisingOptimizer(weights, mechanism=mechanism, randomness=randomness)
+    gradients = _clipped_gradients(model, loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=features.shape[1], compiled=compiled)
+    optimizer = _NoisingOptimizer(weights, mechanism=mechanism, rounding=gradients.rounding, randomness=randomness)
     zeroed = 0
     for indices in randomness.poisson_batches(len(labels), sample_rate=mechanism.sample_rate, steps=mechanism.steps):
         batch = torch.from_numpy(indices)
@@ -253,12 +279,12 @@ def _descend_privately(
     return zeroed
 
 
-def _check_gradients(module: nn.Module, loss: PerSampleLoss, *, mechanism: DpSgd, inputs: int) -> None:
+def _check_gradients(module: nn.Module, loss: PerSampleLoss, *, mechanism: DpSgd, inputs: int, compiled: CompiledSum | None) -> None:
     """Compares the gradients of made-up records, as training computes and sums them, with the gradient of each record alone."""
     plain, model = perturbed_copy(module), perturbed_copy(module)
     features, labels = synthetic_records(inputs)
     try:
-        gradients = _clipped_gradients(model, loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=inputs)
+        gradients = _clipped_gradients(model, loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=inputs, compiled=compiled)
         rows = gradients.of_records(features, labels)
         total, _ = gradients.sum(features, labels)
     except (NotImplementedError, RuntimeError, ValueError, UnsupportedModelError) as error:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 # A gradient beyond the range of float32 would have been infinite, had it been written down.
-_LARGEST_NORM = torch.finfo(torch.float32).max
+LARGEST_NORM = torch.finfo(torch.float32).max
 # Numbers that a pass may hold for its records, 128 MB; more records are several passes.
 _NUMBERS_PER_PASS = 2**24
 _RECORDS_PER_PASS = 4096
@@ -40,9 +40,9 @@ def zero_broken(norms: torch.Tensor, tensors: Sequence[torch.Tensor]) -> int:
     Returns:
         How many gradients that were. Private.
     """
-    if float(norms.max()) <= _LARGEST_NORM:  # the largest is NaN if one is
+    if float(norms.max()) <= LARGEST_NORM:  # the largest is NaN if one is
         return 0
-    broken = ~(norms <= _LARGEST_NORM)
+    broken = ~(norms <= LARGEST_NORM)
     # Scaling by zero would not do: zero times NaN is NaN.
     for tensor in (norms, *tensors):
         tensor[broken] = 0.0
@@ -55,10 +55,15 @@ class ClippedGradients(ABC):
     Args:
         parameters: The trained parameters, in the order of the layout.
         max_grad_norm: Bound on the norm that one record's gradient has in a sum.
+
+    Attributes:
+        rounding: By what share of `max_grad_norm` a record may move a sum beyond it, because sums are rounded. Public. The noise must
+            be larger by as much; nothing where the sum is float64.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, max_grad_norm: float) -> None:
         self.max_grad_norm = max_grad_norm
+        self.rounding = 0.0
         self._sizes = [parameter.numel() for parameter in parameters]
 
     @property
@@ -100,6 +105,8 @@ class ClippedGradients(ABC):
         if not records:
             return total, 0
         most = max(1, min(_RECORDS_PER_PASS, _NUMBERS_PER_PASS // self.numbers_per_record))
+        if records <= most:
+            return total, self._add(features, labels, total)
         zeroed = 0
         for part, part_labels in zip(*(whole.tensor_split(-(-records // most)) for whole in (features, labels)), strict=True):
             zeroed += self._add(part, part_labels, total)

@@ -11,6 +11,7 @@ that are private already. It needs all to take the same K and eta, and to weigh 
 
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +24,14 @@ from privfed.errors import HistoryMismatchError, UnsupportedInThisModeError
 from privfed.training.mechanism import TrainingMechanism
 from privfed.update import Aggregate, Layout, PlainVector
 
-_COMMON, _OWN, _SENT = "common", "own", "sent"
-_NO_ROUND = -1
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Kept:
+    """A vector, and the round and attempt that it is of."""
+
+    values: NDArray[np.float64]
+    round: int = -1
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +95,7 @@ class ControlVariates:
 
     Raises:
         HistoryMismatchError: If the file misses a round that is in the model.
+        LayoutMismatchError: If the file is of another model.
     """
 
     def __init__(
@@ -96,19 +104,19 @@ class ControlVariates:
         self._scaffold = scaffold
         self._layout = layout
         self._way = mechanism.steps * mechanism.learning_rate
-        self._database = sqlite3.connect(":memory:" if path is None else path)
-        self._database.execute("PRAGMA synchronous = FULL")
-        with self._database:
-            self._database.execute("CREATE TABLE IF NOT EXISTS vectors (name TEXT PRIMARY KEY, round INTEGER, attempt INTEGER, data BLOB)")
-        newest, _, self._common = self._load(_COMMON)
-        if rounds and newest < rounds[-1]:
+        self._path = path
+        nothing = _Kept(values=np.zeros(layout.size))
+        self._kept = {"common": nothing, "own": nothing, "sent": nothing}
+        if path is not None:
+            self._load(path)
+        if rounds and self._kept["common"].round < rounds[-1]:
             raise HistoryMismatchError(
                 "the control variates miss a round that is in the model; nothing was done; put their file back, or start a new session"
             )
 
     def correction(self) -> _Addition:
         """What to add to each gradient of the next round: c - c_i. Under `DpSgd` as private as what was opened and sent before."""
-        return _Addition(torch.from_numpy(self._common - self._load(_OWN)[2]).float())
+        return _Addition(torch.from_numpy(self._kept["common"].values - self._kept["own"].values).float())
 
     def trained(self, sent: PlainVector, *, round: int, attempt: int) -> None:  # noqa: A002
         """Keeps what this client sends, durably, until it is opened. A newer training takes the place of an older one.
@@ -118,8 +126,7 @@ class ControlVariates:
             round: Number of the round.
             attempt: Number of the attempt.
         """
-        with self._database:
-            self._save(_SENT, sent.values, round=round, attempt=attempt)
+        self._keep(sent=_Kept(values=sent.values, round=round, attempt=attempt))
 
     def opened(self, aggregate: Aggregate[PlainVector], *, client: str, attempt: int) -> None:
         """Moves the variates by an opened aggregate, durably. A round that has moved them already does nothing.
@@ -134,7 +141,8 @@ class ControlVariates:
             HistoryMismatchError: If this client took part and does not know what it sent. In both cases nothing is changed.
         """
         number = aggregate.round
-        if number <= self._load(_COMMON)[0]:
+        common, own, sent = self._kept["common"], self._kept["own"], self._kept["sent"]
+        if number <= common.round:
             return
         weights = {name: coefficient for name, coefficient in aggregate.coefficients.items() if coefficient}
         share = len(weights) / self._scaffold.clients
@@ -142,29 +150,34 @@ class ControlVariates:
             raise UnsupportedInThisModeError(
                 "SCAFFOLD needs the plain mean of the updates of its clients; the variates were left as they are"
             )
-        own = self._load(_OWN)[2]
+        moved = own.values
         if client in weights:
-            sent_round, sent_attempt, sent = self._load(_SENT)
-            if (sent_round, sent_attempt) != (number, attempt):
+            if (sent.round, sent.attempt) != (number, attempt):
                 raise HistoryMismatchError(
                     f"{client!r} took part in round {number} and does not know what it sent; the variates were left as they are; "
                     "put their file back, or start a new session"
                 )
-            own = own - self._common - sent / self._way
-        common = (1 - share) * self._common - share * aggregate.vector.values / self._way
-        with self._database:
-            self._save(_COMMON, common, round=number, attempt=attempt)
-            self._save(_OWN, own, round=number, attempt=attempt)
-        self._common = common
+            moved = own.values - common.values - sent.values / self._way
+        mean = (1 - share) * common.values - share * aggregate.vector.values / self._way
+        self._keep(common=_Kept(values=mean, round=number, attempt=attempt), own=_Kept(values=moved, round=number, attempt=attempt))
 
-    def _save(self, name: str, values: NDArray[np.float64], *, round: int, attempt: int) -> None:  # noqa: A002
-        data = values.astype("<f8").tobytes()
-        self._database.execute("REPLACE INTO vectors VALUES (?, ?, ?, ?)", (name, round, attempt, data))
+    def _keep(self, **changed: _Kept) -> None:
+        if self._path is not None:
+            rows = [(name, kept.round, kept.attempt, kept.values.astype("<f8").tobytes()) for name, kept in changed.items()]
+            with closing(_open(self._path)) as connection, connection:
+                connection.executemany("REPLACE INTO vectors VALUES (?, ?, ?, ?)", rows)
+        self._kept |= changed
 
-    def _load(self, name: str) -> tuple[int, int, NDArray[np.float64]]:
-        """Round, attempt and values that were saved last; zeros if none were."""
-        row = self._database.execute("SELECT round, attempt, data FROM vectors WHERE name = ?", (name,)).fetchone()
-        if row is None:
-            return _NO_ROUND, 0, np.zeros(self._layout.size)
-        # PlainVector refuses a file of another model.
-        return row[0], row[1], PlainVector(layout=self._layout, values=np.frombuffer(row[2], dtype="<f8")).values
+    def _load(self, path: Path) -> None:
+        with closing(_open(path)) as connection:
+            for name, number, attempt, data in connection.execute("SELECT name, round, attempt, data FROM vectors"):
+                # PlainVector refuses a file of another model.
+                vector = PlainVector(layout=self._layout, values=np.frombuffer(data, dtype="<f8"))
+                self._kept[name] = _Kept(values=vector.values, round=number, attempt=attempt)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=60)
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("CREATE TABLE IF NOT EXISTS vectors (name TEXT PRIMARY KEY, round INTEGER, attempt INTEGER, data BLOB)")
+    return connection

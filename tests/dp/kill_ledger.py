@@ -24,7 +24,7 @@ BUDGET = Budget.unlimited(delta=1e-6)
 EVENT = GaussianRelease(noise_multiplier=100.0)
 SESSION = b"killed"
 CONTEXT = bytes(32)
-LONGEST = 0.08  # seconds: some kills hit while the ledger is being opened, most while it writes
+UNDISTURBED = 5  # charges that are made and timed before the first kill
 QUICK_KILLS = 10
 
 
@@ -63,6 +63,15 @@ def heard(pipe: int) -> list[str]:
     return data.decode().split("\n")[:-1]
 
 
+def warm_up(path: Path) -> tuple[float, int]:
+    """Spends a little undisturbed; returns the longest time that a worker may live, so that most kills hit while it writes."""
+    start = time.perf_counter()
+    with Ledger.open(path, population="bank_a", budget=BUDGET) as ledger:
+        for number in range(UNDISTURBED):
+            ledger.commit(ledger.reserve(EVENT, session=SESSION, round=number, attempt=0))
+    return min(time.perf_counter() - start, 0.5), UNDISTURBED
+
+
 def check(path: Path, said: Sequence[str], spent_before: float) -> tuple[int, float]:
     """What must hold after a kill; returns how many charges there are, and their epsilon."""
     with Ledger.open(path, population="bank_a", budget=BUDGET) as ledger:
@@ -86,13 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     options = parser.parse_args(arguments)
     rng = random.Random(options.seed)
     owner, peer = Identity.generate("bank_a"), Identity.generate("bank_b")
-    began, charges, spent, unsaid = time.perf_counter(), 0, 0.0, 0
+    began, spent, unsaid = time.perf_counter(), 0.0, 0
     kills = QUICK_KILLS if options.quick else options.kills
     with tempfile.TemporaryDirectory(prefix="privfed-kill-ledger-") as name:
         path, memory = Path(name) / "bank_a.ledger", HeadMemory(Path(name) / "peer.heads")
+        longest, charges = warm_up(path)
         for _ in range(kills):
             worker, pipe = spawn(path)
-            time.sleep(rng.uniform(0, LONGEST))
+            time.sleep(rng.uniform(0, longest))
             os.kill(worker, signal.SIGKILL)
             _, status = os.waitpid(worker, 0)
             assert os.WIFSIGNALED(status), "the worker failed by itself"

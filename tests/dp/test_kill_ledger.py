@@ -11,7 +11,7 @@ from tests.dp import kill_ledger
 def test_ten_kills_at_random_moments_lose_no_charge() -> None:
     found = kill_ledger.main(["--quick"])
     assert found["kills"] == 10
-    assert found["charges"] > 10
+    assert found["charges"] > kill_ledger.UNDISTURBED
     assert found["charged_but_not_said"] >= 0
 
 

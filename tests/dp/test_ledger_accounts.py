@@ -162,6 +162,7 @@ def test_data_of_which_nothing_was_declared_are_charged_to_every_account(make: C
     officer = Identity.generate("data-officer")
     with make() as ledger:
         old, new = ledger.fingerprint(FEATURES), ledger.fingerprint(FEATURES + 1000)
+        reserve(ledger, CHEAP, 9, fingerprint=old)
         ledger.declare_disjoint(new, by=officer, reason="another branch")
         appended = ledger.fingerprint(np.vstack([FEATURES + 1000, FEATURES[:1]]))
         reserve(ledger, HALF, 0, fingerprint=appended if how == "unknown" else None)

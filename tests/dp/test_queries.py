@@ -205,6 +205,20 @@ def test_means_carry_noise_for_all_sums_and_the_count_together(ledger: Ledger) -
         assert stats.kstest(scaled, "norm", args=(0, wrong)).pvalue < 1e-15
 
 
+@pytest.mark.parametrize(("probability", "share"), [(0.5, 0.5), (0.9, 0.9), (0.1, 0.1)])
+def test_a_quantile_carries_noise_for_the_largest_change_of_one_record(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, probability: float, share: float
+) -> None:
+    """Twenty records above the lower of two points weigh 20 p against it; noise of 20 times max(p, 1 - p) outweighs them or not."""
+    from privfed.dp import queries as module
+
+    for factor, expected in ((0.99, 1.0), (1.01, 0.0)):
+        deviations = factor * share / max(probability, 1 - probability)
+        monkeypatch.setattr(module, "standard_normal", lambda count, size=deviations: np.full(count, size))
+        found = quantile(Queries(ledger=ledger), [5.0] * 20, 20.0, probability=probability, lower=0.0, step=1.0, points=2)
+        assert found == expected
+
+
 def test_one_record_changes_what_is_noised_by_no_more_than_the_sensitivity(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the noise switched off and on a fine grid: a histogram by 1, sums and count together by sqrt(columns + 1)."""
     from privfed.dp import queries as module

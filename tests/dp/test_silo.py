@@ -242,7 +242,7 @@ def test_an_opened_sum_carries_exactly_as_much_noise_as_its_arrivals_gave(arrive
     signal = np.random.default_rng(1).integers(-1, 2, 4096).astype(float) * 0.4  # clipped or not, it is subtracted again
     names = BANKS[:arrived]
     grids = [terms.noised(name, signal, step=1.0) for name in names]
-    vectors = [encrypt(grid, layout, params, key.round_key(binding)) for grid in grids]
+    vectors = [encrypt(grid, layout, params, key.round_key(binding), sender=name) for name, grid in zip(names, grids, strict=True)]
     opened = open_sum(weighted_sum(vectors, [1] * arrived), key.round_key(binding), coefficients=[1] * arrived)
     assert (opened == sum(grids)).all()
     terms.check_arrivals(names)

@@ -172,3 +172,14 @@ def test_a_client_without_positives_takes_part(model: torch.nn.Module, non_priva
     quiet = Client("bank_9", negatives, training=others[0].training)
     history = simulate(Consortium([*others, quiet], keys=non_private().keys), model, rounds=1)
     assert history.rounds[0].record.participants == ("bank_0", "bank_1", "bank_2", "bank_9")
+
+
+def test_clients_that_pre_scale_give_the_weighted_mean_of_who_answered(model: torch.nn.Module, non_private: Make) -> None:
+    weights = (4, 3, 2, 1)
+    server_weights = simulate(non_private(count=4, weights=weights), model, rounds=1)
+    prescaled = simulate(non_private(count=4, weights=weights, params=CkksParams.parity(clients=4)), model, rounds=1)
+    assert prescaled.grid_error_max == 0
+    assert prescaled.rounds[0].record.coefficients.keys() == server_weights.rounds[0].record.coefficients.keys()
+    # Each of four updates is rounded to the coarser grid by at most half a step, and divided by a share of 1.
+    assert np.abs(prescaled.model.values - server_weights.model.values).max() < 3 * CkksParams.parity(clients=4).step
+    assert prescaled.bytes_up_per_parameter < 0.65 * server_weights.bytes_up_per_parameter

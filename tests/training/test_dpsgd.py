@@ -3,6 +3,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from torch.nn import functional
 
 from privfed.data.samples import Samples
 from privfed.errors import LayoutMismatchError, UnsupportedDataError, UnsupportedModelError
-from privfed.training import dpsgd
+from privfed.training import bookkeeping, compiled, dpsgd, gradients
 from privfed.training.bookkeeping import BookKeeping
+from privfed.training.compiled import CompiledSum, compile_sum
 from privfed.training.dpsgd import check, train
 from privfed.training.gradients import ClippedGradients
 from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
@@ -107,9 +109,31 @@ def update(
     return result.update_values.values
 
 
-@pytest.fixture(params=["relu network", "book-keeping", "hooks"])
+def compile_whatever_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has train compile the sums of ReLU networks, once per model and loss: as far as the trace, which is what may be wrong here."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    choose = dpsgd._clipped_gradients
+    sums: dict[tuple[object, ...], CompiledSum] = {}
+
+    def clipped_gradients(
+        model: nn.Module, *, loss: PerSampleLoss, max_grad_norm: float, inputs: int, compiled: object = None
+    ) -> ClippedGradients:
+        if type(model) is not nn.Sequential or not all(parameter.requires_grad for parameter in model.parameters()):
+            return choose(model, loss=loss, max_grad_norm=max_grad_norm, inputs=inputs)
+        key = (loss, max_grad_norm, layout_of(model))
+        if key not in sums:
+            mechanism = replace(ONE_STEP, max_grad_norm=max_grad_norm, max_records=40)
+            sums[key] = compile_sum(model, mechanism=mechanism, loss=loss, inputs=inputs)
+        return choose(model, loss=loss, max_grad_norm=max_grad_norm, inputs=inputs, compiled=sums[key])
+
+    monkeypatch.setattr(dpsgd, "_clipped_gradients", clipped_gradients)
+
+
+@pytest.fixture(params=["relu network", "book-keeping", "hooks", "compiled"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs a test on each way to the clipped sum. Most models here are ReLU networks, for which the first one is chosen."""
+    if request.param == "compiled":
+        compile_whatever_can_be(monkeypatch)
     if request.param == "book-keeping":
         monkeypatch.setattr(dpsgd, "relu_network", lambda *_, **__: False)
     if request.param == "hooks":
@@ -409,7 +433,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize(("owner", "method", "bug"), BUGS.values(), ids=BUGS.keys())
-def test_the_step_audit_rejects_a_planted_bug(owner: type, method: str, bug: object, unchecked: pytest.MonkeyPatch, path: str) -> None:
+def test_the_step_audit_rejects_a_planted_bug(owner: type, method: str, bug: object, unchecked: pytest.MonkeyPatch) -> None:
     unchecked.setattr(owner, method, bug)
     estimate, error = audit(cross_entropy)
     assert estimate > 1 + 4 * error
@@ -432,6 +456,18 @@ def test_the_step_audit_rejects_a_wrong_norm_in_the_book_keeping(bug: object, un
     unchecked.setattr(BookKeeping, "_squared_norms", bug)
     estimate, error = audit(cross_entropy, **audited)
     assert estimate > 1 + 4 * error
+
+
+@pytest.mark.parametrize("where", [gradients, bookkeeping, dpsgd, compiled], ids=["nowhere", "book-keeping", "hooks", "compiled"])
+def test_the_step_audit_rejects_every_way_to_the_sum_that_does_not_clip(where: ModuleType, unchecked: pytest.MonkeyPatch) -> None:
+    if where is dpsgd:
+        unchecked.setattr(dpsgd, "linear_layers", lambda *_, **__: [])
+    if where is compiled:
+        compile_whatever_can_be(unchecked)
+    # Each module clips by its own name of the function; that of the module where it is defined is used by none.
+    unchecked.setattr(where, "clip_factors", lambda norms, **_: torch.ones_like(norms))
+    estimate, error = audit(cross_entropy)
+    assert (estimate > 1 + 4 * error) == (where is not gradients)
 
 
 def test_the_check_refuses_a_planted_bug_before_any_record_is_touched(monkeypatch: pytest.MonkeyPatch, path: str) -> None:

@@ -1,0 +1,260 @@
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from privfed.client import Client, Trainer
+from privfed.data.samples import Samples
+from privfed.dp.ledger import Ledger
+from privfed.dp.mechanism import Budget
+from privfed.errors import UnsupportedModelError
+from privfed.he.params import CkksParams
+from privfed.training import dpsgd
+from privfed.training.bookkeeping import ReluNetworkBookKeeping
+from privfed.training.compiled import CompiledBookKeeping, CompiledSum, compile_sum
+from privfed.training.dpsgd import _HookedGradients, check, train
+from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
+from privfed.training.mechanism import DpSgd, NonPrivate
+from privfed.training.model import join_parameters, layout_of, mlp, values_of
+from privfed.training.randomness import _SeededRandomness
+
+torch.set_num_threads(1)
+MECHANISM = DpSgd(
+    noise_multiplier=1.0, max_grad_norm=0.5, sample_rate=0.1, expected_batch_size=100, steps=3, learning_rate=0.1, max_records=1000
+)
+CAPACITY = 128  # 100 + 2.5 * sqrt(100), rounded up to blocks of 64
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return mlp(5, hidden=(16, 8), outputs=2)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> CompiledSum:
+    """Compiled for real; the other tests of the compiled path only trace."""
+    return compile_sum(model(), mechanism=MECHANISM, loss=cross_entropy, inputs=5)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    return monkeypatch
+
+
+def records(count: int, *, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    return scale * torch.randn(count, 5, generator=generator), torch.randint(0, 2, (count,), generator=generator)
+
+
+def table(count: int) -> Samples:
+    features, labels = records(count)
+    return Samples(features=features.numpy(), labels=labels.numpy(), groups=None, columns=tuple("abcde"))
+
+
+def sums(compiled: CompiledSum) -> tuple[CompiledBookKeeping, ReluNetworkBookKeeping, _HookedGradients]:
+    """The compiled sum of one model, and the same by book-keeping and by hooks."""
+    models = [model() for _ in range(3)]
+    parameters = [list(module.parameters()) for module in models]
+    layers = [[layer for layer in module.modules() if isinstance(layer, nn.Linear)] for module in models]
+    common = {"loss": cross_entropy, "max_grad_norm": MECHANISM.max_grad_norm}
+    return (
+        CompiledBookKeeping(models[0], layers=layers[0], parameters=parameters[0], compiled=compiled),
+        ReluNetworkBookKeeping(models[1], layers=layers[1], parameters=parameters[1], **common),
+        _HookedGradients(models[2], layers=[], parameters=parameters[2], **common),
+    )
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 100, CAPACITY])
+def test_the_compiled_sum_equals_that_of_hooks_to_1e_6(compiled: CompiledSum, count: int) -> None:
+    ours, _, theirs = sums(compiled)
+    expected, _ = theirs.sum(*records(count))
+    total, zeroed = ours.sum(*records(count))
+    assert total.dtype == torch.float64
+    assert zeroed == 0
+    assert float((total - expected).norm()) <= 1e-6 * float(expected.norm())
+
+
+def test_batches_that_do_not_fit_and_broken_gradients_go_through_book_keeping_bit_for_bit(compiled: CompiledSum) -> None:
+    ours, theirs, _ = sums(compiled)
+    assert torch.equal(ours.sum(*records(CAPACITY + 1))[0], theirs.sum(*records(CAPACITY + 1))[0])
+    for broken in (math.nan, math.inf):
+        features, labels = records(50)
+        features[7, 2] = broken
+        (total, zeroed), (expected, count) = ours.sum(features, labels), theirs.sum(features, labels)
+        assert torch.equal(total, expected)
+        assert zeroed == count == 1
+    # Squares of these overflow in float32, and the gradients do not.
+    huge = records(50, scale=1e19)
+    assert torch.equal(ours.sum(*huge)[0], theirs.sum(*huge)[0])
+    assert not ours.sum(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))[0].any()
+
+
+def test_what_a_pass_is_filled_up_with_contributes_exactly_zero(compiled: CompiledSum) -> None:
+    features, labels = records(CAPACITY)
+    kept = (torch.arange(CAPACITY) < 50).float()
+    tensors = [parameter.detach() for parameter in model().parameters()]
+    results: list[torch.Tensor] = []
+    for filling in (features[:1], torch.full((1, 5), 1e6), torch.zeros(1, 5)):
+        filled = torch.where(kept[:, None] == 1, features, filling)
+        results.append(compiled.function(filled, torch.where(kept == 1, labels, 0), kept, *tensors)[0])
+        assert torch.equal(results[0], results[-1])
+    assert float(results[0].norm()) > 0.1
+    everything = compiled.function(features, labels, torch.ones(CAPACITY), *tensors)[0]
+    assert not torch.equal(results[0], everything)
+
+
+def test_the_compiled_sum_follows_the_weights_as_they_are_moved(compiled: CompiledSum) -> None:
+    module = model()
+    weights = join_parameters(module)
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    ours = CompiledBookKeeping(module, layers=layers, parameters=list(module.parameters()), compiled=compiled)
+    before, _ = ours.sum(*records(20))
+    with torch.no_grad():
+        weights += 0.1
+    plain = ReluNetworkBookKeeping(
+        module, layers=layers, parameters=list(module.parameters()), loss=cross_entropy, max_grad_norm=MECHANISM.max_grad_norm
+    )
+    expected, _ = plain.sum(*records(20))
+    assert float((ours.sum(*records(20))[0] - expected).norm()) <= 1e-6 * float(expected.norm())
+    assert float((before - expected).norm()) > 1e-3 * float(expected.norm())
+
+
+def test_training_with_a_compiled_sum_is_training_but_for_rounding_and_the_wider_noise(compiled: CompiledSum) -> None:
+    module, samples = model(), table(1000)
+
+    def update(given: CompiledSum | None, noise_multiplier: float) -> np.ndarray:
+        mechanism = replace(MECHANISM, noise_multiplier=noise_multiplier)
+        return train(
+            module,
+            values_of(module),
+            samples,
+            mechanism=mechanism,
+            loss=cross_entropy,
+            randomness=_SeededRandomness(1),
+            compiled=given,
+        ).update_values.values
+
+    ours, _, _ = sums(compiled)
+    assert 0.001 < ours.rounding < 0.01
+    same = update(None, 1.0 + ours.rounding)
+    # Three steps, each a grid step and a rounding of weights below 1; the sum itself is known to 1e-6 * 100 * 0.5.
+    tolerance = 3 * 0.1 / 100 * (0.5 * 2**-20 + 5e-5) + 3 * 2**-24
+    assert np.abs(update(compiled, 1.0) - same).max() <= tolerance
+    assert np.abs(update(None, 1.0) - same).max() > 2 * tolerance
+
+
+def test_the_rounding_of_the_compiled_sum_is_within_what_the_noise_is_widened_by(compiled: CompiledSum) -> None:
+    ours, theirs, _ = sums(compiled)
+    label = torch.zeros(CAPACITY, dtype=torch.int64)
+    for seed in range(20):
+        # Many records that are almost the same round in the same direction.
+        generator = torch.Generator().manual_seed(seed)
+        features = torch.randn(1, 5, generator=generator) + 1e-3 * torch.randn(CAPACITY, 5, generator=generator)
+        moved = float((ours.sum(features, label)[0] - theirs.sum(features, label)[0]).norm())
+        assert moved <= ours.rounding / 2 * MECHANISM.max_grad_norm
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.Linear(5, 2), nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)), nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Flatten())],
+    ids=["one layer", "tanh", "nothing to train"],
+)
+def test_another_model_is_not_compiled(module: nn.Module) -> None:
+    with pytest.raises(UnsupportedModelError, match="nothing was compiled"):
+        compile_sum(module, mechanism=MECHANISM, loss=cross_entropy, inputs=5)
+
+
+def test_large_batches_are_not_compiled() -> None:
+    with pytest.raises(UnsupportedModelError, match="gains nothing"):
+        compile_sum(model(), mechanism=replace(MECHANISM, max_records=20_000), loss=cross_entropy, inputs=5)
+
+
+def test_a_loss_that_looks_at_values_is_not_compiled(traced: pytest.MonkeyPatch) -> None:
+    def looking(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(outputs, labels) if int(labels.max()) > 0 else cross_entropy(outputs, labels)
+
+    with pytest.raises(UnsupportedModelError, match=r"torch\.compile fails"):
+        compile_sum(model(), mechanism=MECHANISM, loss=looking, inputs=5)
+
+
+def test_a_failing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_function: object, **_: object) -> Callable[..., None]:
+        def run(*_: object) -> None:
+            raise RuntimeError("no C++ compiler")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", failing)
+    with pytest.raises(UnsupportedModelError, match="nothing was compiled"):
+        compile_sum(model(), mechanism=MECHANISM, loss=cross_entropy, inputs=5)
+
+
+@pytest.mark.parametrize("loss", [binary_cross_entropy, BinaryCrossEntropy(positive_weight=7.0)])
+def test_the_library_s_losses_can_be_traced_and_give_the_same_sum(loss: PerSampleLoss, traced: pytest.MonkeyPatch) -> None:
+    module = mlp(5, hidden=(6,))
+    compiled = compile_sum(module, mechanism=MECHANISM, loss=loss, inputs=5)
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    parameters = list(module.parameters())
+    ours = CompiledBookKeeping(module, layers=layers, parameters=parameters, compiled=compiled)
+    theirs = ReluNetworkBookKeeping(module, layers=layers, parameters=parameters, loss=loss, max_grad_norm=MECHANISM.max_grad_norm)
+    expected, _ = theirs.sum(*records(70))
+    assert float((ours.sum(*records(70))[0] - expected).norm()) <= 1e-6 * float(expected.norm())
+
+
+def test_a_sum_compiled_for_something_else_is_refused_before_any_work(traced: pytest.MonkeyPatch) -> None:
+    module, samples = model(), table(1000)
+    compiled = compile_sum(module, mechanism=MECHANISM, loss=cross_entropy, inputs=5)
+    arguments = {"mechanism": MECHANISM, "loss": cross_entropy, "compiled": compiled}
+    check(module, values_of(module), samples, **arguments)
+    # The noise, the rate and the steps are no part of the sum.
+    check(module, values_of(module), samples, **arguments | {"mechanism": replace(MECHANISM, noise_multiplier=2.0, steps=9)})
+    wider = mlp(5, hidden=(16, 9), outputs=2)
+    for changes in (
+        {"loss": lambda outputs, labels: cross_entropy(outputs, labels)},
+        {"mechanism": replace(MECHANISM, max_grad_norm=0.6)},
+        {"mechanism": NonPrivate(learning_rate=0.1, batch_size=8, steps=3, seed=0)},
+    ):
+        with pytest.raises(ValueError, match="nothing was trained"):
+            check(module, values_of(module), samples, **arguments | changes)
+    with pytest.raises(ValueError, match="nothing was trained"):
+        check(wider, values_of(wider), samples, **arguments)
+    tanh = nn.Sequential(*(nn.Tanh() if isinstance(layer, nn.ReLU) else layer for layer in module))
+    assert layout_of(tanh) == compiled.layout
+    with pytest.raises(UnsupportedModelError, match="nothing was trained"):
+        check(tanh, values_of(tanh), samples, **arguments)
+
+
+def test_products_of_less_than_float32_are_refused(traced: pytest.MonkeyPatch) -> None:
+    module = model()
+    compiled = compile_sum(module, mechanism=MECHANISM, loss=cross_entropy, inputs=5)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with pytest.raises((ValueError, UnsupportedModelError)):
+            train(module, values_of(module), table(1000), mechanism=MECHANISM, loss=cross_entropy, compiled=compiled)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def test_a_client_trains_with_its_compiled_sum(traced: pytest.MonkeyPatch, tmp_path: object) -> None:
+    module = model()
+    compiled = compile_sum(module, mechanism=MECHANISM, loss=cross_entropy, inputs=5)
+    used: list[CompiledSum | None] = []
+    choose = dpsgd._clipped_gradients
+    traced.setattr(
+        dpsgd, "_clipped_gradients", lambda *args, compiled, **rest: used.append(compiled) or choose(*args, compiled=compiled, **rest)
+    )
+    with Ledger.open(tmp_path / "ledger", population="ash", budget=Budget(epsilon=100.0, delta=1e-5)) as ledger:
+        client = Client("ash", table(1000), training=MECHANISM, ledger=ledger, compiled=compiled)
+        trainer = Trainer(client=client, model=module, start=values_of(module), loss=cross_entropy, params=CkksParams.standard(bound=1.0))
+        trainer.train(values_of(module), session=b"session", round=0, attempt=0)
+    assert used == [compiled] * 3  # twice for the check, before anything is charged and again before training
