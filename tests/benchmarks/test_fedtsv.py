@@ -91,4 +91,10 @@ def test_what_is_missed_is_named() -> None:
     assert "below 0.930 without" in judged(**{WITHOUT: outcome(WITHOUT, 0.93)})[0]
     assert "above FedAvg at 0.880" in judged(**{PLAIN: outcome(PLAIN, 0.88)})[0]
     assert "malicious clients hold 4.0%" in judged(**{OURS: outcome(OURS, 0.9, malicious=0.04)})[0]
-    assert "few digits hold 1.0%" in judged(**{OURS: outcome(OURS, 0.9, malicious=0.02, skewed=0.01)})[0]
+    assert judged(**{OURS: outcome(OURS, 0.9, malicious=0.019, skewed=0.01)}) == []  # twice as many clients hold less than twice as much
+    assert "a client with few digits holds 0.100%" in judged(**{OURS: outcome(OURS, 0.9, malicious=0.021, skewed=0.01)})[0]
+
+
+def test_the_end_is_the_last_quarter() -> None:
+    run = replace(outcome(OURS, 0.0), accuracy=tuple(range(40)))
+    assert run.final == np.mean(range(30, 40))
