@@ -395,17 +395,19 @@ def dossier(outcomes: Sequence[Outcome], table: Records, size: Size, failures: S
     seconds = sum(outcome.seconds for outcome in outcomes)
     versions = ", ".join(f"{package} {version(package)}" for package in ("numpy", "torch"))
     final = {method: float(np.mean([outcome.final for outcome in of(outcomes, method)])) for method in METHODS}
+    last = {method: float(np.mean([outcome.accuracy[-5:] for outcome in of(outcomes, method)])) for method in METHODS}
     lines = [
         "# FedTSV on MNIST",
         "",
         f"`{command}` made this page. Data: {table.source}.",
         "",
         f"FedTSV ends at an accuracy of {final[OURS]:.3f}, FedAvg at {final[PLAIN]:.3f}, and FedAvg without the malicious clients at "
-        f"{final[WITHOUT]:.3f} (mean of {len(size.seeds)} seeds, over the last quarter of the rounds).",
+        f"{final[WITHOUT]:.3f} (mean of {len(size.seeds)} seeds, over the last quarter of the rounds; over the last five evaluations alone "
+        f"{last[OURS]:.3f}, {last[PLAIN]:.3f} and {last[WITHOUT]:.3f}).",
         "",
         *_weights(outcomes),
         "",
-        *([f"* Missed: {failure}." for failure in failures] or ["All that is required is met."]),
+        *([f"* Missed: {failure}." for failure in failures] or ["All of this is met."]),
         "",
         "| rule | accuracy | lowest to highest seed | all digits | few digits | malicious | malicious, second half | seconds per run |",
         "|---|---|---|---|---|---|---|---|",
@@ -445,12 +447,16 @@ def _weights(outcomes: Sequence[Outcome]) -> list[str]:
         for method in (OURS, "FedTSV, by angle")
     }
     return [
-        f"Under FedTSV the {KINDS[MALICIOUS]} malicious clients hold {share[OURS][MALICIOUS]:.2%} of the weight and the {KINDS[SKEWED]} "
-        f"with few digits {share[OURS][SKEWED]:.2%}. By Euclidean distance, what a client with few digits sends is often further away from the "
-        f"reference than no update at all; by angle these clients hold {share['FedTSV, by angle'][SKEWED]:.2%} and the malicious ones "
-        f"{share['FedTSV, by angle'][MALICIOUS]:.2%}. Malicious clients hold anything only because of rounds in which none of the five "
-        "has a positive score: then all five count alike.",
+        f"What is required: within {WITHIN} of the run without malicious clients, {ABOVE} above FedAvg, less than {MOST_WEIGHT:.0%} of the "
+        "weight for malicious clients together, and more for a client with few digits than for a malicious one.",
         "",
+        f"Under FedTSV the {KINDS[MALICIOUS]} malicious clients hold {share[OURS][MALICIOUS]:.2%} of the weight and the {KINDS[SKEWED]} "
+        f"with few digits {share[OURS][SKEWED]:.2%}. By Euclidean distance, what a client with few digits sends is often further away "
+        f"from the reference than no update at all; by angle these clients hold {share['FedTSV, by angle'][SKEWED]:.2%} and the "
+        f"malicious ones {share['FedTSV, by angle'][MALICIOUS]:.2%}. Malicious clients hold anything only because of rounds in which "
+        "none of the five has a positive score: then all five count alike. "
+        "Counted in total and not per client, the two kinds hold about the same under FedTSV: the last requirement is met narrowly, and "
+        "who has many clients with unusual data should take the angle.",
     ]
 
 
@@ -473,8 +479,9 @@ def draw(outcomes: Sequence[Outcome], size: Size, path: Path) -> None:
             if method == WITHOUT:
                 style = {"color": "0.2", "linestyle": ":", "linewidth": 2.0}
             curves.plot(rounds, runs.mean(axis=0), label=method, **style)
-            curves.fill_between(rounds, runs.min(axis=0), runs.max(axis=0), color=style["color"], alpha=0.1, linewidth=0)
-        curves.set(xlabel="round", ylabel="accuracy on test records", ylim=(0, 1))
+            if method in (WITHOUT, PLAIN, OURS):
+                curves.fill_between(rounds, runs.min(axis=0), runs.max(axis=0), color=style["color"], alpha=0.1, linewidth=0)
+        curves.set(xlabel="round", ylabel="accuracy on test records", ylim=(0, 1), title="mean of the seeds; band: lowest to highest")
         curves.grid(alpha=0.25)
         curves.legend(loc="lower right", frameon=False, ncols=2, fontsize=7)
         groups = [
@@ -483,7 +490,7 @@ def draw(outcomes: Sequence[Outcome], size: Size, path: Path) -> None:
         ]
         weights.boxplot(groups, tick_labels=list(KINDS), whis=(0, 100))
         weights.axhline(0, color="0.6", linewidth=0.8)
-        weights.set(ylabel="cumulative trajectory Shapley value", title="FedTSV, clients of all seeds; below 0 is no weight")
+        weights.set(ylabel="cumulative trajectory Shapley value", title="FedTSV: below 0 is no weight")
         figure.savefig(path, metadata={"Date": None})
 
 

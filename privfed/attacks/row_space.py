@@ -115,7 +115,9 @@ def row_space(observation: Observation) -> RowSpace | NotApplicable:
     # The columns of a block add up to the bias column in every row.
     most = min(len(change), columns - len(observation.schema.blocks))
     if rank >= most > 1:
-        return NotApplicable(reason=f"at least as many rows as the first layer can keep apart ({most}) are mixed in its change")
+        return NotApplicable(
+            reason=f"at least as many rows as the first layer can keep apart ({most}), or undeclared noise, are mixed in its change"
+        )
     return RowSpace(
         coordinates=left[:, :rank] * scales[:rank],
         scales=scales[:rank],

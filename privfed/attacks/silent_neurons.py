@@ -60,9 +60,8 @@ class SilentNeurons:
         points = self.space.coordinates[different] / space.scales
         self._points = points / np.linalg.norm(points, axis=1, keepdims=True)
         weights = (self.space.before + self.space.after) / 2
-        mixtures = np.concatenate([self.space.coordinates, guesses]) @ self.space.basis
-        fired = np.sign(mixtures[:, -1:]) * mixtures @ weights.T
-        self._mixtures, self._guesses = np.split((fired / (fired.std(axis=1, keepdims=True) + 1e-300))[:, different], [len(weights)])
+        self._firing = self.space.basis @ weights[different].T
+        self._guesses = guesses
         inputs = weights @ (self.space.basis * space.scales[:, None]).T
         inputs /= np.linalg.norm(inputs, axis=1, keepdims=True) + 1e-300
         self._inputs = np.linalg.svd(inputs, full_matrices=False)[0] * np.sqrt(len(inputs))
@@ -107,16 +106,31 @@ class SilentNeurons:
     def _starts(self) -> NDArray[np.float64]:
         """Weights of neurons that may be silent together, of shape (starts, different neurons); 0 for those that may not."""
         count, rank = len(self._points), self.space.rank
-        guesses = self._mixtures[self._rng.integers(len(self._mixtures), size=STARTS)]
+        mixtures = self._others(self._rng.choice(self.space.coordinates, size=STARTS))
         # The sign of a mixture is not known where rows enter it with different signs.
-        guesses = guesses * self._rng.choice((1.0, 1.0, 1.0, -1.0), size=(STARTS, 1))
+        mixtures *= np.sign(mixtures @ self.space.basis[:, -1:]) * self._rng.choice((1.0, 1.0, 1.0, -1.0), size=(STARTS, 1))
         if len(self._guesses):
-            guesses[::2] = self._guesses[self._rng.integers(len(self._guesses), size=len(guesses[::2]))]
-        guesses = guesses + self._rng.choice(_TEMPERATURES, size=(STARTS, 1)) * self._rng.gumbel(size=(STARTS, count))
-        sizes = self._rng.integers(min(rank + 1, count), max(rank + 1, round(0.8 * count)) + 1, size=(STARTS, 1))
+            mixtures[::2] = self._rng.choice(self._guesses, size=len(mixtures[::2]))
+        guesses = mixtures @ self._firing
+        guesses /= guesses.std(axis=1, keepdims=True) + 1e-300
+        guesses += self._rng.choice(_TEMPERATURES, size=(STARTS, 1)) * self._rng.gumbel(size=(STARTS, count))
+        # Small sets are more often silent for one row throughout; large ones fix its plane in spite of some that are not.
+        smallest, largest = rank - 1, max(rank, min(3 * rank, round(0.8 * count)))
+        sizes = np.round(smallest * (largest / smallest) ** self._rng.random((STARTS, 1)))
         # Many multiples of one neuron are either all on a row's plane, or what all rows fire in the same proportion.
         powers = self._rng.choice((0.0, 1.0), size=(STARTS, 1))
         return (guesses.argsort(axis=1).argsort(axis=1) < sizes) * self._multiples**powers
+
+    def _others(self, mixtures: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Mixtures cut down to what can be rows other than some of those that were found.
+
+        A row's direction stands at right angles on all other rows, so the directions of all rows but one leave that row alone.
+        """
+        found = self.independent()
+        found = found[: self._rng.integers(min(len(found), self.space.rank - 1) + 1)] * self.space.scales
+        across, _ = np.linalg.qr(found.T)
+        scaled = mixtures / self.space.scales
+        return (scaled - scaled @ across @ across.T) * self.space.scales
 
     def _fitted(self, direction: NDArray[np.float64]) -> NDArray[np.float64] | None:
         """The direction across the plane that fits the neurons on it best; None if they do not fix one, or are no more than it takes."""
@@ -170,10 +184,15 @@ def _fit_planes(points: NDArray[np.float64], starts: NDArray[np.float64]) -> NDA
     rank = points.shape[1]
     products = (points[:, :, None] * points[:, None, :]).reshape(len(points), -1)
     weights, least = starts, 1.0
+    directions = np.linalg.eigh((weights @ products).reshape(-1, rank, rank))[1][:, :, 0]
     for _ in range(_FITTING_STEPS):
-        directions = np.linalg.eigh((weights @ products).reshape(-1, rank, rank))[1][:, :, 0]
         least = max(least * _FALLOFF, _LEAST)
         weights = starts / (np.abs(directions @ points.T) + least)
+        moments = (weights @ products).reshape(-1, rank, rank)
+        # A step of inverse iteration follows the smallest eigenvector while the weights change, at a fraction of its cost.
+        moments += 1e-12 * np.trace(moments, axis1=1, axis2=2)[:, None, None] * np.eye(rank)
+        directions = np.linalg.solve(moments, directions[:, :, None])[:, :, 0]
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     return directions
 
 

@@ -19,8 +19,10 @@ from privfed.attacks.unmixing import whole_records
 
 _CERTIFICATE = "certified rows are records by the schema, and all rows together explain which neurons stayed silent for each of them"
 
-# Neurons may change sides between steps; one in two hundred on the wrong side does not speak against a row.
-_AGREEMENT = 0.995
+# One neuron in fifty may have changed sides between steps, or been fired too weakly to show.
+_AGREEMENT = 0.98
+# So near to its threshold, as a share of what it usually gets, a neuron may be on either side.
+_UNDECIDED = 0.02
 _DEVIATIONS = 6.0
 
 
@@ -39,7 +41,7 @@ def spear(observation: Observation, *, starts: int = 20_000, seed: int = 0) -> R
     The number of rows need not be known: it is the rank of the change. Records with categories are looked for first among the
     whole records of the row space (see `unmix`), which is faster; which of them are the rows is decided by the neurons.
 
-    A row is certified if the rows found are as many as the rank and explain together, for 995 of 1000 neurons each, which of them
+    A row is certified if the rows found are as many as the rank and explain together, for 98 of 100 neurons each, which of them
     the row fires and which it leaves silent; if it is known to within `EXACT` of each column's range; and if it is a record by the
     schema: in range, one category in each block.
 
@@ -130,8 +132,9 @@ def _separation(space: RowSpace, directions: NDArray[np.float64]) -> _Separation
     rows, deviations = space.rows(np.linalg.inv(directions.T))
     extended = np.column_stack([rows, np.ones(len(rows))])
     before, after = extended @ space.before.T, extended @ space.after.T
+    undecided = _UNDECIDED * before.std(axis=1, keepdims=True)
     fired = np.abs(directions @ space.coordinates.T) >= SILENT
-    wrong = np.where(fired, np.maximum(before, after) < 0, np.minimum(before, after) > 0)
+    wrong = np.where(fired, np.maximum(before, after) < -undecided, np.minimum(before, after) > undecided)
     return _Separation(rows=rows, deviations=deviations, agreement=1 - wrong.mean(axis=1))
 
 

@@ -17,7 +17,7 @@ from privfed.errors import UnsupportedModelError
 from privfed.training.bookkeeping import ReluNetworkBookKeeping, linear_layers, relu_network
 from privfed.training.gradients import LARGEST_NORM, clip_factors
 from privfed.training.loss import PerSampleLoss, perturbed_copy, synthetic_records, unchecked
-from privfed.training.mechanism import DpSgd
+from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.training.model import layout_of, trainable_parameters
 from privfed.update import Layout
 
@@ -93,6 +93,22 @@ def compile_sum(module: nn.Module, *, mechanism: DpSgd, loss: PerSampleLoss, inp
     return CompiledSum(layout=layout_of(module), loss=loss, max_grad_norm=mechanism.max_grad_norm, capacity=capacity, function=function)
 
 
+def check_compiled(compiled: CompiledSum, *, layout: Layout, loss: PerSampleLoss, mechanism: TrainingMechanism) -> None:
+    """Refuses a sum that was compiled for something else than a training.
+
+    Raises:
+        ValueError: If it was, or if torch was told to round products to less than float32.
+    """
+    if not isinstance(mechanism, DpSgd) or (compiled.layout, compiled.loss, compiled.max_grad_norm) != (
+        layout,
+        loss,
+        mechanism.max_grad_norm,
+    ):
+        raise ValueError("expected DpSgd and a sum compiled for this model, loss and max_grad_norm, got another; nothing was trained")
+    if torch.get_float32_matmul_precision() != "highest":
+        raise ValueError("expected products of full precision; call torch.set_float32_matmul_precision('highest'); nothing was trained")
+
+
 class CompiledBookKeeping(ReluNetworkBookKeeping):
     """The sums of a model through a `CompiledSum`.
 
@@ -101,15 +117,10 @@ class CompiledBookKeeping(ReluNetworkBookKeeping):
         layers: All its `nn.Linear`.
         parameters: Its trained parameters, in the order of the layout; moved in place.
         compiled: What was compiled for such a model.
-
-    Raises:
-        ValueError: If torch may round products to less than float32.
     """
 
     def __init__(self, model: nn.Module, *, layers: Sequence[nn.Linear], parameters: Sequence[nn.Parameter], compiled: CompiledSum) -> None:
         super().__init__(model, layers=layers, parameters=parameters, loss=unchecked(compiled.loss), max_grad_norm=compiled.max_grad_norm)
-        if torch.get_float32_matmul_precision() != "highest":
-            raise ValueError("expected float32 products of full precision; call torch.set_float32_matmul_precision('highest')")
         self._compiled = compiled
         self._tensors = [parameter.detach() for parameter in parameters]
         self._places_of_records = torch.arange(compiled.capacity)

@@ -28,7 +28,7 @@ from torch import nn
 from privfed.data.samples import Samples
 from privfed.errors import LayoutMismatchError, UnsupportedDataError, UnsupportedModelError
 from privfed.training.bookkeeping import BookKeeping, ReluNetworkBookKeeping, linear_layers, relu_network
-from privfed.training.compiled import CompiledBookKeeping, CompiledSum
+from privfed.training.compiled import CompiledBookKeeping, CompiledSum, check_compiled
 from privfed.training.gradients import ClippedGradients, clip_factors, zero_broken
 from privfed.training.loss import PerSampleLoss, check_loss, perturbed_copy, synthetic_records, unchecked
 from privfed.training.mechanism import GRID_FRACTION, DpSgd, NonPrivate, TrainingMechanism, TrainingResult
@@ -175,7 +175,7 @@ def check(
         LayoutMismatchError: If the start has another layout than the module.
         UnsupportedModelError: See `check_model` and `check_loss`; also if training would not get the right gradient for each record.
         UnsupportedDataError: If there are more records than the mechanism's `record_limit`, or a label the loss does not take.
-        ValueError: If the sum was compiled for something else.
+        ValueError: As `check_compiled`.
     """
     if not isinstance(mechanism, DpSgd | NonPrivate):
         raise TypeError(f"expected DpSgd or NonPrivate, got {type(mechanism).__name__}; nothing was trained")
@@ -187,11 +187,8 @@ def check(
             f"the client has more records than the declared limit of {mechanism.record_limit}; declare a smaller sample_rate or a "
             "larger max_records; nothing was trained"
         )
-    if compiled is not None and (
-        not isinstance(mechanism, DpSgd)
-        or (compiled.layout, compiled.loss, compiled.max_grad_norm) != (start.layout, loss, mechanism.max_grad_norm)
-    ):
-        raise ValueError("expected DpSgd and a sum compiled for this model, loss and max_grad_norm, got another; nothing was trained")
+    if compiled is not None:
+        check_compiled(compiled, layout=start.layout, loss=loss, mechanism=mechanism)
     inputs = samples.features.shape[1]
     check_loss(module, loss, inputs=inputs, labels=samples.labels)
     if isinstance(mechanism, DpSgd):
