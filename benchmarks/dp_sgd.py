@@ -12,7 +12,7 @@ import multiprocessing
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -259,8 +259,8 @@ CONTENDERS: dict[str, Callable[[Workload], Segment]] = {
 def peak_megabytes(workload: Workload, contender: str) -> float:
     """Memory at its highest in a segment, beyond what the process held before. To be run in a process of its own."""
     quieten()
+    CONTENDERS[contender](replace(workload, batch=8))(1)  # what is loaded on first use is not of the step
     segment = CONTENDERS[contender](workload)
-    segment(1)  # what is loaded on first use is not of the step
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     before = _memory("VmRSS")
     segment(3)

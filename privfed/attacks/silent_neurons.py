@@ -31,7 +31,8 @@ _KEPT_PLANES = 200
 _TEMPERATURES = (0.1, 0.3, 1.0, 3.0)
 # A plane's score falls by this for every neuron on the wrong side of it.
 _WRONG_SIDE = 4
-_SAME_PLANE = 1e-6
+_SAME_PLANE, _SAME_FIT = 1e-6, 1e-12
+_NEWTON_STEPS, _RIDGE = 30, 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +76,7 @@ class SilentNeurons:
         """Fits planes from many starts, and keeps those that many neurons are on."""
         directions = _fit_planes(self._points, self._starts()) / self.space.scales
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-        fitted = [self._fitted(direction) for direction in directions[self._first_of_each(directions)]]
+        fitted = [self._fitted(direction) for direction in directions[self._first_of_each(directions, _SAME_PLANE)]]
         self.add([direction for direction in fitted if direction is not None])
 
     def add(self, directions: list[NDArray[np.float64]]) -> None:
@@ -83,10 +84,12 @@ class SilentNeurons:
         if not directions:
             return
         found = np.concatenate([self._planes.directions, np.array(directions)])
-        found = found[self._first_of_each(found)]
+        found = found[self._first_of_each(found, _SAME_FIT)]
         on = np.abs(found @ self.space.coordinates.T) < SILENT
         scores = on.sum(axis=1) - _WRONG_SIDE * _wrong_sides(np.where(on, -1.0, 1.0), self._inputs)
-        best = np.argsort(-scores, kind="stable")[:_KEPT_PLANES]
+        best = np.argsort(-scores, kind="stable")
+        # Of planes that are nearly the same, the one with the better score is fitted to the right neurons.
+        best = best[self._first_of_each(found[best], _SAME_PLANE)][:_KEPT_PLANES]
         self._planes = _Planes(directions=found[best], scores=scores[best])
 
     def independent(self) -> NDArray[np.float64]:
@@ -127,7 +130,9 @@ class SilentNeurons:
         A row's direction stands at right angles on all other rows, so the directions of all rows but one leave that row alone.
         """
         found = self.independent()
-        found = found[: self._rng.integers(min(len(found), self.space.rank - 1) + 1)] * self.space.scales
+        # Any of them may be wrong, so leave out others each time; few, for where most are right.
+        left_out = self._rng.geometric(0.4) - (len(found) < self.space.rank)
+        found = self._rng.permutation(found)[left_out:] * self.space.scales
         across, _ = np.linalg.qr(found.T)
         scaled = mixtures / self.space.scales
         return (scaled - scaled @ across @ across.T) * self.space.scales
@@ -149,10 +154,10 @@ class SilentNeurons:
         scaled = directions * self.space.scales
         return scaled / np.linalg.norm(scaled, axis=1, keepdims=True)
 
-    def _first_of_each(self, directions: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def _first_of_each(self, directions: NDArray[np.float64], tolerance: float) -> NDArray[np.bool_]:
         """Which directions are not the same, up to sign, as an earlier one."""
         whitened = self._whitened(directions)
-        same = np.abs(whitened @ whitened.T) > 1 - _SAME_PLANE
+        same = np.abs(whitened @ whitened.T) > 1 - tolerance
         np.fill_diagonal(same, val=True)
         return same.argmax(axis=1) == np.arange(len(directions))
 
@@ -196,7 +201,7 @@ def _fit_planes(points: NDArray[np.float64], starts: NDArray[np.float64]) -> NDA
     return directions
 
 
-def _wrong_sides(sides: NDArray[np.float64], inputs: NDArray[np.float64], *, steps: int = 30) -> NDArray[np.intp]:
+def _wrong_sides(sides: NDArray[np.float64], inputs: NDArray[np.float64]) -> NDArray[np.intp]:
     """For each plane, the fewest neurons found on the wrong side by any row: 0 if a row fires just those that are off the plane.
 
     A linear classifier of neurons with squared hinge loss, by Newton's method with step halving, for all planes at once.
@@ -204,30 +209,23 @@ def _wrong_sides(sides: NDArray[np.float64], inputs: NDArray[np.float64], *, ste
     Args:
         sides: Of shape (planes, neurons): -1 where the neuron is on the plane, which asks for silence, else 1.
         inputs: Of shape (neurons, rank): what each neuron gets from each vector of the basis.
-        steps: Number of Newton steps.
     """
     planes, rank = len(sides), inputs.shape[1]
-    ridge = 1e-3
     products = (inputs[:, :, None] * inputs[:, None, :]).reshape(len(inputs), -1)
     rows, fewest = np.zeros((planes, rank)), np.full(planes, len(inputs), dtype=np.intp)
 
     def loss(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        return (np.maximum(0, 1 - sides * (rows @ inputs.T)) ** 2).sum(axis=1) + ridge * (rows**2).sum(axis=1)
+        return (np.maximum(0, 1 - sides * (rows @ inputs.T)) ** 2).sum(axis=1) + _RIDGE * (rows**2).sum(axis=1)
 
-    current = loss(rows)
-    for _ in range(steps):
+    for _ in range(_NEWTON_STEPS):
         active = (sides * (rows @ inputs.T) < 1).astype(np.float64)
-        curvature = (active @ products).reshape(planes, rank, rank) + ridge * np.eye(rank)
+        curvature = (active @ products).reshape(planes, rank, rank) + _RIDGE * np.eye(rank)
         move = np.linalg.solve(curvature, ((active * sides) @ inputs)[:, :, None])[:, :, 0] - rows
-        length = np.ones(planes)
-        for _ in range(8):
-            stuck = loss(rows + length[:, None] * move) >= current
-            if not stuck.any():
-                break
-            length = np.where(stuck, length / 2, length)
-        rows = rows + np.where(stuck, 0.0, length)[:, None] * move
-        current = loss(rows)
+        current, lengths = loss(rows), 2.0 ** -np.arange(8.0)
+        better = np.stack([loss(rows + length * move) < current for length in lengths])
+        moving = better.any(axis=0)
+        rows = rows + np.where(moving, lengths[better.argmax(axis=0)], 0.0)[:, None] * move
         fewest = np.minimum(fewest, ((rows @ inputs.T > 0) != (sides > 0)).sum(axis=1))
-        if stuck.all() or not fewest.any():
+        if not moving.any() or not fewest.any():
             break
     return fewest

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from privfed.attacks.analytic import EXACT
 from privfed.attacks.facts import Activation, TableSchema
@@ -34,7 +35,14 @@ class _Separation:
     deviations: NDArray[np.float64]
     agreement: NDArray[np.float64]
 
+    @property
+    def explained(self) -> NDArray[np.float64]:
+        """How much better than chance each row explains the neurons, from 0 to 1."""
+        return np.clip(2 * self.agreement - 1, 0, 1)
 
+
+# Matrices this small only wait for each other's threads.
+@threadpool_limits.wrap(limits=1)
 def spear(observation: Observation, *, starts: int = 20_000, seed: int = 0) -> Reconstruction | NotApplicable:
     """Separates the rows that are mixed in the first layer's change.
 
@@ -43,7 +51,8 @@ def spear(observation: Observation, *, starts: int = 20_000, seed: int = 0) -> R
 
     A row is certified if the rows found are as many as the rank and explain together, for 98 of 100 neurons each, which of them
     the row fires and which it leaves silent; if it is known to within `EXACT` of each column's range; and if it is a record by the
-    schema: in range, one category in each block.
+    schema: in range, one category in each block. So a certificate is wrong only if rows fire the same neurons in the same
+    proportion, which shows them as one.
 
     Not applicable without ReLU, to updates of adaptive optimisers, and to at least as many rows as the layer can keep apart.
 
@@ -66,7 +75,7 @@ def spear(observation: Observation, *, starts: int = 20_000, seed: int = 0) -> R
     best: _Separation | None = None
     for cut in space.cuts():
         found = _separate(cut, schema, rng=rng, starts=starts)
-        if found is not None and (best is None or found.agreement.mean() > best.agreement.mean()):
+        if found is not None and (best is None or found.explained.sum() > best.explained.sum()):
             best = found
         if best is not None and best.agreement.min() >= _AGREEMENT:
             break
@@ -107,7 +116,7 @@ def _separate(space: RowSpace, schema: TableSchema, *, rng: np.random.Generator,
         directions = neurons.independent()
         if len(directions) == space.rank:
             found = _separation(neurons.space, directions)
-            if best is None or found.agreement.mean() > best.agreement.mean():
+            if best is None or found.explained.sum() > best.explained.sum():
                 best = found
             if best.agreement.min() >= _AGREEMENT:
                 break
@@ -129,7 +138,7 @@ def _across(space: RowSpace, points: NDArray[np.float64]) -> list[NDArray[np.flo
 
 
 def _separation(space: RowSpace, directions: NDArray[np.float64]) -> _Separation:
-    rows, deviations = space.rows(np.linalg.inv(directions.T))
+    rows, deviations = space.rows(np.asarray(np.linalg.inv(directions.T), dtype=np.float64))
     extended = np.column_stack([rows, np.ones(len(rows))])
     before, after = extended @ space.before.T, extended @ space.after.T
     undecided = _UNDECIDED * before.std(axis=1, keepdims=True)
@@ -141,15 +150,18 @@ def _separation(space: RowSpace, directions: NDArray[np.float64]) -> _Separation
 def _records(found: _Separation, schema: TableSchema) -> NDArray[np.bool_]:
     """Which rows can be records of the schema, within their deviations."""
     error = _DEVIATIONS * found.deviations + 1e-6 * (schema.high - schema.low)
-    valid = ((found.rows >= schema.low - error) & (found.rows <= schema.high + error)).all(axis=1)
+    wrong = np.count_nonzero((found.rows < schema.low - error) | (found.rows > schema.high + error), axis=1)
     for block in schema.blocks:
-        near = np.abs(found.rows[:, block] - np.rint(found.rows[:, block])) <= error[:, block]
-        valid &= near.all(axis=1) & (np.rint(found.rows[:, block]).sum(axis=1) == 1)
-    return valid
+        whole = np.rint(found.rows[:, block])
+        wrong += np.count_nonzero(np.abs(found.rows[:, block] - whole) > error[:, block], axis=1) + (whole.sum(axis=1) != 1)
+    return wrong == 0
 
 
 def _confidence(found: _Separation, valid: NDArray[np.bool_], schema: TableSchema) -> NDArray[np.float64]:
-    """From 0 to 1: how much better than chance the row explains the neurons, times the share of its entries that are known."""
+    """From 0 to 1: how well the row explains the neurons, times the share of its entries that are known.
+
+    Rows are found together, so one that explains little makes the others doubtful.
+    """
     known = (_DEVIATIONS * found.deviations <= EXACT * (schema.high - schema.low)).mean(axis=1)
-    explained = np.clip(2 * found.agreement - 1, 0, 1)
-    return 0.99 * explained**4 * known * np.where(valid, 1.0, 0.5)
+    together = found.explained.mean()
+    return 0.99 * together * found.explained**4 * known * np.where(valid, 1.0, 0.5)

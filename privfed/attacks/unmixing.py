@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from privfed.attacks.analytic import EXACT
 from privfed.attacks.facts import TableSchema
@@ -39,6 +40,8 @@ class Points:
     fixed: bool
 
 
+# Matrices this small only wait for each other's threads.
+@threadpool_limits.wrap(limits=1)
 def unmix(observation: Observation) -> Reconstruction | NotApplicable:
     """Finds the rows of a batch by their categories, in milliseconds, whatever follows the first layer.
 
@@ -75,7 +78,7 @@ def unmix(observation: Observation) -> Reconstruction | NotApplicable:
     order = np.argsort(far)[: cut.rank]
     only = count == cut.rank == space.rank
     known = _DEVIATIONS * errors <= EXACT * reach
-    certified = known.all(axis=1) & only
+    certified = (np.count_nonzero(~known, axis=1) == 0) & np.full(count, only)
     confidence = known.mean(axis=1) * min(1.0, cut.rank / count) * cut.rank / space.rank
     return Reconstruction(
         rows=rows[order],
@@ -87,24 +90,28 @@ def unmix(observation: Observation) -> Reconstruction | NotApplicable:
 
 
 def whole_records(space: RowSpace, schema: TableSchema) -> Points:
-    """All points of a row space that are possible records, as far as the categories fix them."""
+    """All points of a row space that are possible records, as far as the categories fix them. None for a table without one-hot block."""
+    nothing = Points(combinations=np.zeros((0, space.rank)), fixed=False)
+    if not schema.blocks:
+        return nothing
     scaled = space.basis * space.scales[:, None]  # now every entry of a column has that column's noise
     pivots, choices = _pivots(scaled / space.column_noise, schema)
     if np.prod([len(choice) for choice in choices]) > _MOST_POINTS:
-        return Points(combinations=np.zeros((0, space.rank)), fixed=False)
+        return nothing
     solved = np.linalg.pinv(scaled[:, pivots])
     values = np.array([np.concatenate(choice) for choice in itertools.product(*choices)])
     points = values @ solved
-    categories = np.concatenate([np.arange(0), *(np.arange(block.start, block.stop) for block in schema.blocks)])
+    categories = np.concatenate([np.arange(block.start, block.stop) for block in schema.blocks])
     entries = points @ scaled[:, categories]
     leverage = solved @ scaled[:, categories]
     spread = np.sqrt(space.column_noise[categories] ** 2 + (space.column_noise[pivots] ** 2) @ leverage**2)
     allowed = np.minimum(_DEVIATIONS * np.linalg.norm(points, axis=1)[:, None] * spread, _FURTHEST)
     whole = np.rint(entries)
-    possible = (np.abs(entries - whole) <= allowed).all(axis=1) & np.isin(whole, (0, 1)).all(axis=1)
+    wrong = np.count_nonzero((np.abs(entries - whole) > allowed) | ~np.isin(whole, (0, 1)), axis=1)
     start = 0
     for block in schema.blocks:
-        possible &= whole[:, start : (start := start + block.stop - block.start)].sum(axis=1) == 1
+        wrong += whole[:, start : (start := start + block.stop - block.start)].sum(axis=1) != 1
+    possible = wrong == 0
     # All category columns and the bias together fix the point better than the pivots alone.
     known = np.append(categories, schema.width)
     weights = 1 / space.column_noise[known]
