@@ -130,10 +130,12 @@ class SilentNeurons:
         A row's direction stands at right angles on all other rows, so the directions of all rows but one leave that row alone.
         """
         found = self.independent()
-        # Any of them may be wrong, so leave out others each time; few, for where most are right.
-        left_out = self._rng.geometric(0.4) - (len(found) < self.space.rank)
-        found = self._rng.permutation(found)[left_out:] * self.space.scales
-        across, _ = np.linalg.qr(found.T)
+        # Any may be wrong: at times the best few are trusted, at times all but a few.
+        if self._rng.random() < 0.5:
+            found = found[: self._rng.integers(min(len(found), self.space.rank - 1) + 1)]
+        else:
+            found = self._rng.permutation(found)[self._rng.geometric(0.5) - (len(found) < self.space.rank) :]
+        across, _ = np.linalg.qr((found * self.space.scales).T)
         scaled = mixtures / self.space.scales
         return (scaled - scaled @ across @ across.T) * self.space.scales
 

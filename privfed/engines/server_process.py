@@ -8,10 +8,11 @@ import json
 import sys
 from pathlib import Path
 
-for _module in ("torch", "opacus", "privfed.he.secret", "privfed.he._seal_secret"):
-    if _module in sys.modules:
-        raise ImportError(f"{_module} was loaded before the server began")
-    sys.modules[_module] = None  # pyright: ignore[reportArgumentType] # importing it raises ImportError from here on
+if __name__ == "__main__":  # before the imports below, so that they cannot load any of it either
+    for _module in ("torch", "opacus", "privfed.he.secret", "privfed.he._seal_secret"):
+        if _module in sys.modules:
+            raise ImportError(f"{_module} was loaded before the server began")
+        sys.modules[_module] = None  # pyright: ignore[reportArgumentType] # importing it raises ImportError from here on
 
 from privfed.agreement import RoundContext, decode_agreement  # noqa: E402
 from privfed.engines.frames import Tag, read_frame, write_frame  # noqa: E402

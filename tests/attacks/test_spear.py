@@ -207,7 +207,7 @@ def test_updates_of_adam_are_not_applicable_and_make_no_false_claim(any_table, o
     for steps in (1, 5):
         adam = observe(rows, labels, any_table.schema, model=network(any_table), optimizer=AdaptiveOptimizer(name="Adam"), steps=steps)
         assert "Adam rescales" in str(spear(adam))
-        result = spear(replace(adam, training=replace(adam.training, optimizer=Sgd(learning_rate=0.001))), starts=1000)
+        result = spear(replace(adam, training=replace(adam.training, optimizer=Sgd(learning_rate=0.001))), starts=200)
         assert isinstance(result, NotApplicable) or not result.certified.any()
 
 
@@ -237,9 +237,9 @@ def test_confidence_separates_success_from_failure(any_table, observe) -> None:
     right, wrong = [], []
     models = [trained_network(any_table, epochs=epochs) for epochs in (5, 20)]
     for model in models:
-        for seed in range(12):
+        for seed in range(8):
             rows, labels = any_table.batch(8, seed=seed)
-            result = spear(observe(rows, labels, any_table.schema, model=copy.deepcopy(model)), starts=400)
+            result = spear(observe(rows, labels, any_table.schema, model=copy.deepcopy(model)), starts=2000)
             reach = EXACT * (any_table.schema.high - any_table.schema.low)
             true = (np.abs(result.rows[:, None] - rows) <= reach).all(axis=2).any(axis=1)
             right += result.confidence[true].tolist()

@@ -108,8 +108,12 @@ def test_the_scan_refuses_to_say_no_when_it_looked_at_nothing() -> None:
 @linux
 def test_torch_and_opacus_and_the_secret_half_cannot_be_imported_in_the_server_process() -> None:
     program = textwrap.dedent("""
+        import runpy
         import sys
-        import privfed.engines.server_process
+        try:
+            runpy.run_module("privfed.engines.server_process", run_name="__main__")
+        except EOFError:
+            pass  # nobody speaks to it
         for module in ("torch", "opacus", "privfed.he.secret", "privfed.he._seal_secret", "privfed.keyholder", "privfed.protect"):
             try:
                 __import__(module)
@@ -118,7 +122,7 @@ def test_torch_and_opacus_and_the_secret_half_cannot_be_imported_in_the_server_p
             raise SystemExit(module + " was imported")
         print(sorted(name for name in sys.modules if sys.modules[name] is not None and name.startswith("privfed.he")))
     """)
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert result.returncode == 0, result.stderr + result.stdout
     assert "additive" in result.stdout
     assert "secret" not in result.stdout
