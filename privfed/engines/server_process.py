@@ -14,11 +14,11 @@ if __name__ == "__main__":  # before the imports below, so that they cannot load
             raise ImportError(f"{_module} was loaded before the server began")
         sys.modules[_module] = None  # pyright: ignore[reportArgumentType] # importing it raises ImportError from here on
 
-from privfed.agreement import RoundContext, decode_agreement  # noqa: E402
-from privfed.engines.frames import Tag, read_frame, write_frame  # noqa: E402
-from privfed.errors import InvalidMessageError, PrivFedError  # noqa: E402
-from privfed.identity import Identity  # noqa: E402
-from privfed.server import Server  # noqa: E402
+from privfed.agreement import RoundContext, decode_agreement
+from privfed.engines.frames import Tag, read_frame, write_frame
+from privfed.errors import InvalidMessageError, PrivFedError
+from privfed.identity import Identity
+from privfed.server import Server
 
 
 def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:

@@ -235,21 +235,20 @@ def test_noise_hides_rows_and_makes_no_false_claim(noise_multiplier: float, any_
 
 def test_confidence_separates_success_from_failure(any_table, observe) -> None:
     right, wrong = [], []
-    models = [trained_network(any_table, epochs=epochs) for epochs in (5, 20)]
-    for model in models:
+    # Networks that are so sure of some rows that those drown in rounding, and too few searches.
+    for model in (trained_network(any_table, epochs=5), trained_network(any_table, epochs=20)):
         for seed in range(8):
             rows, labels = any_table.batch(8, seed=seed)
-            result = spear(observe(rows, labels, any_table.schema, model=copy.deepcopy(model)), starts=2000)
-            reach = EXACT * (any_table.schema.high - any_table.schema.low)
-            true = (np.abs(result.rows[:, None] - rows) <= reach).all(axis=2).any(axis=1)
-            right += result.confidence[true].tolist()
-            wrong += result.confidence[~true].tolist()
-    assert len(right) >= 50
-    assert len(wrong) >= 5
+            result = spear(observe(rows, labels, any_table.schema, model=copy.deepcopy(model)), starts=200)
+            errors = np.abs(result.rows[:, None] - rows) / (any_table.schema.high - any_table.schema.low)
+            off = errors.max(axis=2).min(axis=1)
+            right += result.confidence[off <= EXACT].tolist()
+            wrong += result.confidence[off > 3 * EXACT].tolist()
+    assert len(right) >= 40
+    assert len(wrong) >= 10
     # A right row has the higher confidence in at least nine pairs of ten.
     assert np.mean(np.array(right)[:, None] > np.array(wrong)) > 0.9
-    assert np.mean(np.array(right) > 0.5) > 0.8
-    assert np.mean(np.array(wrong) < 0.5) > 0.8
+    assert np.mean(np.array(wrong) < 0.5) > 0.9
 
 
 def test_the_same_seed_gives_the_same_rows_and_no_global_generator_is_touched(numeric_table, observe) -> None:
