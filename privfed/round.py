@@ -214,7 +214,15 @@ def run_round(
             server.receive_upload(message)
         up[name] += len(message)
     with clock.phase("approve"):
-        digest = server.close()
+        try:
+            digest = server.close()
+        except CohortError as error:
+            if not refused:
+                raise
+            raise CohortError(
+                f"{error}. Refused by {', '.join(refused)}: the privacy budget does not cover the round (privfed ledger show tells what "
+                "was spent)"
+            ) from error
         participants = server.participants()
         for name in server.missing_approvals():
             if answers(name, Stage.APPROVAL):

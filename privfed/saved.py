@@ -19,13 +19,14 @@ from privfed.data.paysim import NOBAL, PRE, FeatureSet, features
 from privfed.data.transactions import generate_transactions
 from privfed.dp.ledger import Ledger
 from privfed.dp.statement import PrivacyStatement
-from privfed.errors import UnsupportedDataError
+from privfed.errors import LedgerError, UnsupportedDataError
 from privfed.he.params import CkksParams
 from privfed.history import History, RoundSummary
 from privfed.scenario import consortium_of, first_model
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.model import layout_of, values_of
 
+_OTHER_ACCOUNTANT = 0.01  # how far another version of the accountant may be off
 _MECHANISMS = {mechanism.__name__: mechanism for mechanism in (DpSgd, NonPrivate)}
 
 
@@ -93,7 +94,7 @@ class SavedRun:
         stand_in = features(generate_transactions(rows=100, fraud_rate=0.1, rng=np.random.default_rng(0)), self.feature_set)
         with ExitStack() as stack:
             clients = [
-                Client(name, stand_in, training=training, ledger=stack.enter_context(Ledger.reopen(self._ledger(name))))
+                Client(name, stand_in, training=training, ledger=stack.enter_context(self._ledger(name)))
                 for name, training in self.history.training.items()
             ]
             return run_audit(
@@ -112,14 +113,25 @@ class SavedRun:
         """
         statements: list[PrivacyStatement] = []
         for name, training in self.history.training.items():
-            with Ledger.reopen(self._ledger(name)) as ledger:
+            with self._ledger(name) as ledger:
                 norm = training.max_grad_norm if isinstance(training, DpSgd) else None
                 delta = ledger.budget.delta
                 statements.append(PrivacyStatement.of(ledger.events(), population=name, delta=delta, max_grad_norm=norm))
         return tuple(statements)
 
-    def _ledger(self, name: str) -> Path:
-        return self.folder / f"{name}.ledger"
+    def _ledger(self, name: str) -> Ledger:
+        """The ledger of a bank, which must be the one that this run charged."""
+        ledger = Ledger.reopen(self.folder / f"{name}.ledger")
+        said, budget = self.history.epsilon[name], self.history.budget[name]
+        rounds = sum(name in summary.record.participants for summary in self.history.rounds)
+        same = math.isclose(ledger.spent(), said, rel_tol=_OTHER_ACCOUNTANT) or (math.isinf(said) and math.isinf(ledger.spent()))
+        if ledger.population != name or ledger.budget.epsilon != budget or len(ledger.events()) != rounds or not same:
+            ledger.close()
+            raise LedgerError(
+                f"{name}.ledger in {self.folder} is not the ledger that this run charged: its population, budget, number of charges or "
+                "epsilon is another than history.json says; nothing was done; put the run's own ledger back"
+            )
+        return ledger
 
 
 def _mechanism(bank: dict[str, Any]) -> TrainingMechanism:

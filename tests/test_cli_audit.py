@@ -12,8 +12,8 @@ import pytest
 from privfed.data.paysim import NOBAL
 from privfed.data.transactions import generate_transactions
 from privfed.dp.ledger import Ledger
-from privfed.dp.mechanism import Budget
-from privfed.errors import UnsupportedDataError
+from privfed.dp.mechanism import Budget, PoissonSampledGaussian
+from privfed.errors import LedgerError, UnsupportedDataError
 from privfed.saved import SavedRun
 from privfed.scenario import Scenario, run_scenario
 
@@ -114,3 +114,24 @@ def test_a_damaged_history_is_refused(private_run: Path, tmp_path: Path, damage:
     (folder / "history.json").write_text(damage)
     with pytest.raises(UnsupportedDataError, match="nothing was done"):
         SavedRun.load(folder)
+
+
+@pytest.mark.parametrize("command", ["audit", "report"])
+def test_a_ledger_of_another_bank_or_run_is_refused(private_run: Path, tmp_path: Path, command: str) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(private_run, folder)
+    for suffix in (".ledger", ".ledger.head"):
+        shutil.copy(private_run / f"bank_2{suffix}", folder / f"bank_1{suffix}")
+    process = privfed(command, str(folder), "--quick")
+    assert process.returncode == 2
+    assert "is not the ledger that this run charged" in process.stderr
+    assert not (folder / "report.html").exists()
+
+
+def test_a_ledger_that_was_charged_since_is_refused(private_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(private_run, folder)
+    with Ledger.reopen(folder / "bank_1.ledger") as ledger:
+        ledger.reserve(PoissonSampledGaussian(noise_multiplier=50.0, sample_rate=0.01, steps=1), session=b"later", round=0, attempt=0)
+    with pytest.raises(LedgerError, match="nothing was done"):
+        SavedRun.load(folder).statements()

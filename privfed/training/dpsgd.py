@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from opacus import GradSampleModule
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
@@ -230,7 +231,7 @@ def train(
     model = copy.deepcopy(module).train()
     load_values(model, start)
     loaded = values_of(model)
-    features, labels = torch.tensor(samples.features), torch.tensor(samples.labels)
+    features, labels = _borrow(samples.features), _borrow(samples.labels)
     zeroed_gradients, private_randomness = 0, False
     if isinstance(mechanism, DpSgd):
         source = OperatingSystemRandomness() if randomness is None else randomness
@@ -246,6 +247,13 @@ def train(
     return TrainingResult(
         update_values=update, steps=mechanism.steps, private_randomness=private_randomness, zeroed_gradients=zeroed_gradients
     )
+
+
+def _borrow(array: NDArray[Any]) -> torch.Tensor:
+    """A tensor on the memory of an array. Batches are copied out of it; nothing is ever written to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def _descend_privately(
