@@ -16,6 +16,7 @@ from privfed.training.loss import (
     cross_entropy,
     perturbed_copy,
     synthetic_records,
+    unchecked,
 )
 from privfed.training.model import mlp, values_of
 
@@ -194,3 +195,20 @@ def test_synthetic_records_are_the_same_every_time_and_all_different() -> None:
     features, labels = synthetic_records(3)
     assert torch.equal(features, synthetic_records(3)[0])
     assert len(torch.unique(features, dim=0)) == len(labels) == 6
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [(binary_cross_entropy, 1), (BinaryCrossEntropy(positive_weight=3.0), 1), (cross_entropy, 3)])
+def test_an_unchecked_loss_is_the_same_loss_for_labels_that_it_takes_and_keeps_its_check_of_shapes(
+    loss: PerSampleLoss, outputs: int
+) -> None:
+    logits, labels = torch.arange(3.0 * outputs).cos().view(3, outputs), torch.tensor(LABELS)
+    assert torch.equal(unchecked(loss)(logits, labels), loss(logits, labels))
+    with pytest.raises(UnsupportedDataError):
+        loss(logits, labels + 5)
+    with pytest.raises((ValueError, IndexError)):
+        unchecked(loss)(logits[:2], labels)
+
+
+def test_a_loss_from_elsewhere_is_not_touched_by_unchecking() -> None:
+    loss = nn.BCEWithLogitsLoss(reduction="none")
+    assert unchecked(loss) is loss

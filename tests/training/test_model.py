@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from privfed.errors import LayoutMismatchError, UnsupportedModelError
-from privfed.training.model import check_model, layout_of, load_values, mlp, scores, trainable_parameters, values_of
+from privfed.training.model import check_model, join_parameters, layout_of, load_values, mlp, scores, trainable_parameters, values_of
 from privfed.update import Layout, PlainVector
 
 torch.set_num_threads(1)
@@ -171,3 +171,18 @@ def test_scores_of_several_outputs_and_of_more_rows_than_are_run_at_once_keep_th
 def test_scores_refuse_weights_of_another_layout() -> None:
     with pytest.raises(LayoutMismatchError):
         scores(nn.Linear(2, 1), values_of(nn.Linear(3, 1)), np.zeros((1, 2), dtype=np.float32))
+
+
+def test_joined_parameters_are_views_of_one_vector_in_the_order_of_the_layout() -> None:
+    module = nn.Sequential(mlp(3, hidden=(2,)), nn.Linear(1, 1))
+    module[1].requires_grad_(requires_grad=False)
+    before = values_of(module).values
+    frozen = module[1].weight.clone()
+    vector = join_parameters(module)
+    assert vector.tolist() == before.tolist()
+    with torch.no_grad():
+        vector += 1.0
+    assert values_of(module).values.tolist() == vector.tolist()
+    assert torch.equal(module[1].weight, frozen)
+    module[0](torch.ones(2, 3)).sum().backward()
+    assert all(parameter.grad is not None for parameter in module[0].parameters())

@@ -251,7 +251,7 @@ def test_scaffold_ends_at_the_common_optimum_where_fedavg_drifts(tmp_path: Path)
         """Length of the gradient of the mean loss of all clients at the end: zero at the optimum."""
         (tmp_path / folder).mkdir()
         federation = Federation(tmp_path / folder, training, correction=correction, module=copy.deepcopy(module))
-        for number in range(40):
+        for number in range(15):
             federation.hold(number)
         federation.close()
         end = copy.deepcopy(module)
