@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from privfed.training.mechanism import NonPrivate as NonPrivate
     from privfed.training.model import mlp as mlp
     from privfed.training.objective import FedProx as FedProx
+    from privfed.training.scaffold import Scaffold as Scaffold
 
 _HOMES = {
     "FedAvg": "privfed.aggregation.rules",
@@ -70,6 +71,7 @@ _HOMES = {
     "NonPrivate": "privfed.training.mechanism",
     "mlp": "privfed.training.model",
     "FedProx": "privfed.training.objective",
+    "Scaffold": "privfed.training.scaffold",
 }
 
 

@@ -11,6 +11,7 @@ from privfed.errors import UnsupportedInThisModeError
 from privfed.he.params import CkksParams
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
 from privfed.training.objective import Correction
+from privfed.training.scaffold import Scaffold
 
 if TYPE_CHECKING:
     from privfed.he.secret import SharedKey
@@ -36,12 +37,12 @@ class Consortium:
         policy: When an aggregate may be opened.
         params: Encryption parameters; they fix the public bound on a coordinate of an update and the grid.
         loss: Loss per record.
-        correction: Data-independent correction of every client's gradients, for example `FedProx`.
+        correction: Data-independent correction of every client's gradients, for example `FedProx`; or `Scaffold`.
 
     Raises:
         ValueError: If there is no client, or two have the same name.
-        UnsupportedInThisModeError: If the rule needs inner products of updates, or the updates, and these are encrypted; or if it
-            needs a reference.
+        UnsupportedInThisModeError: If the rule needs inner products of updates, or the updates, and these are encrypted; if it
+            needs a reference; or as `Scaffold.check`.
     """
 
     clients: Sequence[Client]
@@ -51,13 +52,17 @@ class Consortium:
     policy: OpeningPolicy = field(default_factory=OpeningPolicy)
     params: CkksParams = field(default_factory=CkksParams.standard)
     loss: PerSampleLoss = binary_cross_entropy
-    correction: Correction | None = None
+    correction: Correction | Scaffold | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(self.clients))
         names = [client.name for client in self.clients]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"expected at least one client, each with its own name, got {names}")
+        if isinstance(self.correction, Scaffold):
+            weights = {client.name: client.weight for client in self.clients}
+            training = {client.name: client.training for client in self.clients}
+            self.correction.check(weights=weights, training=training, rule=self.rule)
         if self.encrypted:
             _ = self.session_rule
         elif not isinstance(self.rule, PlaintextRule) and self.rule.needs_gram is True and self.rule.needs_reference:

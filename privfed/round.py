@@ -95,7 +95,7 @@ class Participant:
             return
         holder = KeyHolder(context=context, round_key=self.session.round_key(context), journal=self.session.journal)
         aggregate = holder.open(data)
-        self.session.apply(aggregate, digest=holder.digest)
+        self.session.apply(aggregate, digest=holder.digest, attempt=context.attempt)
         holder.finish()
         self.opened = aggregate
 

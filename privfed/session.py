@@ -47,6 +47,7 @@ class ClientSession:
         self._outbox = Spool(directory / "outbox")
         self._store = ModelStore(directory / "model.npz", layout=agreement.layout)
         self._state = self._store.load() or ModelState(values=start)
+        trainer.remember(directory, rounds=self._state.rounds)
         self._round_key: tuple[bytes, RoundKey] | None = None
         self.journal = Journal(directory / "journal.sqlite")
 
@@ -116,16 +117,19 @@ class ClientSession:
                 "nothing was done; open the missed aggregates first"
             )
 
-    def apply(self, aggregate: Aggregate[PlainVector], *, digest: bytes) -> None:
-        """Adds an opened aggregate to the model, durably.
+    def apply(self, aggregate: Aggregate[PlainVector], *, digest: bytes, attempt: int = 0) -> None:
+        """Adds an opened aggregate to the model, durably, after training took note of it.
 
         Args:
             aggregate: Of a later round than those in the model.
             digest: `RoundDigest.digest` of that round, 32 bytes: the history from here on.
+            attempt: Number of the attempt that was opened.
 
         Raises:
             ValueError: If the round is not later than those in the model.
+            PrivFedError: As `Trainer.opened`; the model is as it was.
         """
+        self._trainer.opened(aggregate, attempt=attempt)
         state = ModelState(
             values=PlainVector(layout=self._agreement.layout, values=self._state.values.values + aggregate.vector.values),
             rounds=(*self._state.rounds, aggregate.round),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from privfed.attacks.observation import NotApplicable, Observation, gradient_part, linear_layers
 
@@ -83,6 +84,8 @@ class RowSpace:
             yield self.cut(int(rank))
 
 
+# Matrices this small only wait for each other's threads.
+@threadpool_limits.wrap(limits=1)
 def row_space(observation: Observation) -> RowSpace | NotApplicable:
     """The row space of the first layer's change, its rank decided by what stands above the known errors.
 

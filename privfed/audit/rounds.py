@@ -24,6 +24,7 @@ from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
+from privfed.training.scaffold import Scaffold
 from privfed.update import Aggregate, PlainVector
 
 # As a share of the bound on a coordinate: small enough that no coordinate of the control's update is cut off there.
@@ -142,8 +143,10 @@ def hold_canary_round(
                 ledger = stack.enter_context(Ledger.open(folder / f"{name}.ledger", population="canaries", budget=budget))
             clients.append(Client(name, made_up.samples(columns), training=setting.training, ledger=ledger))
         keys = SharedKey.generate() if setting.encrypted else Plaintext()
+        # In its first round SCAFFOLD corrects nothing.
+        correction = None if isinstance(consortium.correction, Scaffold) else consortium.correction
         rehearsal = Consortium(
-            clients, keys=keys, policy=consortium.policy, params=consortium.params, loss=consortium.loss, correction=consortium.correction
+            clients, keys=keys, policy=consortium.policy, params=consortium.params, loss=consortium.loss, correction=correction
         )
         simulation = stack.enter_context(Simulation(rehearsal, model, directory=folder / "run" if setting.encrypted else None))
         history = simulation.run(rounds=1)

@@ -161,6 +161,9 @@ class PlaintextRounds:
                 scores=self.scores,
             )
         self.scores = combined.scores
+        if combined.aggregate is not None:
+            for trainer in self._trainers.values():
+                trainer.opened(combined.aggregate, attempt=0)
         self.model = PlainVector(layout=self.model.layout, values=self.model.values + combined.movement.values)
         record = RoundRecord(
             round=number,
