@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from privfed.aggregation.rules import FedAvg, Rule, WeightRule
 from privfed.aggregation.weighting import Weighting
+from privfed.dp.silo import SiloNoise
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
 from privfed.identity import PublicIdentity, Roster
@@ -18,6 +19,7 @@ from privfed.update import Layout, effective_clients
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
 _PARAMS_FIELDS = tuple(field.name for field in fields(CkksParams))
+_SILO_FIELDS = tuple(field.name for field in fields(SiloNoise))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +78,15 @@ class Agreement:
         weights: Weight of every client of the roster, by name. Agreed numbers, not counts of private records.
         rule: How coefficients follow from the weights.
         policy: When an aggregate may be opened.
+        populations: Population of the privacy ledger of every client that keeps one, by name of the client. In every round its peers
+            demand the ledger's head, and refuse one that was set back.
+        silo: Noise that protects whole silos, which every client adds to its upload; None for none.
 
     Raises:
-        ValueError: If the session is not 16 bytes or the start not 32, a client has no weight, or rule and parameters cannot express
-            the weights.
-        UnsupportedInThisModeError: If the rule needs inner products, which these parameters cannot compute on ciphertexts.
+        ValueError: If the session is not 16 bytes or the start not 32, a client has no weight, a population is not that of a client,
+            or rule and parameters cannot express the weights; or as `Weighting`, or if the noise is for another length of updates.
+        UnsupportedInThisModeError: If the rule needs inner products, which these parameters cannot compute on ciphertexts; or as
+            `Weighting`.
         OpeningRefusedError: If the policy would refuse even a round of all clients.
     """
 
@@ -92,6 +98,8 @@ class Agreement:
     weights: Mapping[str, float]
     rule: Rule
     policy: OpeningPolicy = field(default_factory=OpeningPolicy)
+    populations: Mapping[str, str] = field(default_factory=dict[str, str])
+    silo: SiloNoise | None = None
 
     def __post_init__(self) -> None:
         if len(self.session) != SESSION_BYTES or len(self.start) != DIGEST_BYTES:
@@ -102,6 +110,12 @@ class Agreement:
             missing, extra = sorted(set(self.roster.names) - set(self.weights)), sorted(set(self.weights) - set(self.roster.names))
             raise ValueError(f"expected a weight for every client of the roster; missing {missing}, not in the roster {extra}")
         object.__setattr__(self, "weights", MappingProxyType({name: self.weights[name] for name in self.roster.names}))
+        if strangers := sorted(set(self.populations) - set(self.roster.names)):
+            raise ValueError(f"expected populations of clients of the roster, got some of {strangers}")
+        kept = {name: self.populations[name] for name in self.roster.names if name in self.populations}
+        object.__setattr__(self, "populations", MappingProxyType(kept))
+        if self.silo is not None and self.silo.coordinates != self.layout.size:
+            raise ValueError(f"expected silo noise for updates of {self.layout.size} coordinates, got {self.silo.coordinates}")
         self.coefficients(self.roster.names)
 
     def coefficients(self, participants: Collection[str]) -> dict[str, int]:
@@ -111,11 +125,14 @@ class Agreement:
         applies them: see `Weighting`.
 
         Raises:
-            OpeningRefusedError: If the policy does not allow an opening of these participants, or one is not in the roster.
+            OpeningRefusedError: If the policy or the silo noise does not allow an opening of these participants, or one is not in the
+                roster.
         """
         strangers = sorted(set(participants) - set(self.weights))
         if strangers or not participants:
             raise OpeningRefusedError(f"expected participants of the roster, got none or strangers {strangers}; nothing was opened")
+        if self.silo is not None:
+            self.silo.check_arrivals(participants)
         coefficients = self.weighting.coefficients(participants)
         self.policy.check(coefficients)
         return coefficients
@@ -123,7 +140,7 @@ class Agreement:
     @cached_property
     def weighting(self) -> Weighting:
         """Who applies the weights, and what a mean is divided by."""
-        return Weighting(weights=self.weights, rule=self._weight_rule, params=self.params)
+        return Weighting(weights=self.weights, rule=self._weight_rule, params=self.params, silo=self.silo)
 
     @property
     def _weight_rule(self) -> WeightRule:
@@ -139,6 +156,8 @@ class Agreement:
         """SHA-256 of each part, 32 bytes, by name in the order of the wire header: what differs can be named."""
         weights = b"".join(struct.pack(">d", float(weight)) for weight in self.weights.values())
         policy = struct.pack(">Qd", self.policy.min_clients, self.policy.max_share)
+        populations = json.dumps(list(self.populations.items())).encode()
+        silo = b"none" if self.silo is None else self.silo.digest
         return MappingProxyType(
             {
                 "roster": self.roster.digest,
@@ -148,6 +167,8 @@ class Agreement:
                 "weights": hashlib.sha256(b"privfed weights v1" + weights).digest(),
                 "rule": hashlib.sha256(b"privfed rule v1" + self.rule.name.encode()).digest(),
                 "policy": hashlib.sha256(b"privfed policy v1" + policy).digest(),
+                "populations": hashlib.sha256(b"privfed populations v1" + populations).digest(),
+                "silo noise": hashlib.sha256(b"privfed silo noise v1" + silo).digest(),
             }
         )
 
@@ -163,7 +184,7 @@ _WRITTEN_RULES: tuple[WeightRule, ...] = (FedAvg(),)
 
 def encode_agreement(agreement: Agreement) -> str:
     """The agreement as JSON, for another process or machine. Public."""
-    params, policy, roster = agreement.params, agreement.policy, agreement.roster
+    params, policy, roster, silo = agreement.params, agreement.policy, agreement.roster, agreement.silo
     parties = [{"name": party.name, "public_key": party.public_key.hex()} for party in (roster.server, *roster.clients)]
     return json.dumps(
         {
@@ -175,6 +196,8 @@ def encode_agreement(agreement: Agreement) -> str:
             "weights": dict(agreement.weights),
             "rule": agreement.rule.name,
             "policy": {"min_clients": policy.min_clients, "max_share": policy.max_share},
+            "populations": dict(agreement.populations),
+            "silo": None if silo is None else {field: getattr(silo, field) for field in _SILO_FIELDS} | {"weights": dict(silo.weights)},
         }
     )
 
@@ -197,6 +220,8 @@ def decode_agreement(text: str) -> Agreement:
             weights=terms["weights"],
             rule=next(rule for rule in _WRITTEN_RULES if rule.name == terms["rule"]),
             policy=OpeningPolicy(**terms["policy"]),
+            populations=terms["populations"],
+            silo=None if terms["silo"] is None else SiloNoise(**terms["silo"]),
         )
     except (KeyError, IndexError, TypeError, AttributeError, StopIteration) as error:
         raise ValueError("expected an agreement as encode_agreement writes it, got something else") from error

@@ -1,11 +1,16 @@
 """A participant's word before an opening: it checks the announced digest against what it knows itself, then signs it."""
 
+from collections.abc import Callable, Mapping
+
 from privfed.agreement import RoundContext
 from privfed.digest import RoundDigest
 from privfed.errors import OpeningRefusedError
 from privfed.identity import Identity
 from privfed.journal import Journal
-from privfed.wire import decode_digest, encode_approval
+from privfed.wire import decode_digest, decode_statements, encode_approval
+
+Witness = Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
+"""Countersigns the heads of the ledgers of others: from statements by owner to signatures by owner, or a refusal."""
 
 
 def check_digest(context: RoundContext, digest: RoundDigest) -> None:
@@ -24,10 +29,20 @@ def check_digest(context: RoundContext, digest: RoundDigest) -> None:
         raise OpeningRefusedError("the digest's coefficients do not follow from the agreed weights; nothing was approved or opened")
 
 
-def approve(context: RoundContext, identity: Identity, data: bytes, *, key_id: bytes, upload_hash: bytes, journal: Journal) -> bytes:
+def approve(
+    context: RoundContext,
+    identity: Identity,
+    data: bytes,
+    *,
+    key_id: bytes,
+    upload_hash: bytes,
+    journal: Journal,
+    witness: Witness | None = None,
+) -> bytes:
     """Checks the server's digest and signs it, once per round.
 
-    The approval is in the journal before it is signed. The same digest again gets the same bytes.
+    The approval is in the journal before it is signed. The same digest again gets the same bytes. A participant whose ledger was set
+    back is refused by the witness, before anything is promised.
 
     Args:
         context: Agreement, round and attempt.
@@ -36,21 +51,28 @@ def approve(context: RoundContext, identity: Identity, data: bytes, *, key_id: b
         key_id: Of the round key that the participant derived.
         upload_hash: `digest.hash_message` of the upload that the participant sent.
         journal: The participant's own.
+        witness: Remembers and countersigns the heads of the other participants' ledgers; needed if the agreement names any.
 
     Returns:
         An approval message.
 
     Raises:
+        ValueError: If there is no witness and the agreement names ledgers; nothing was approved.
         OpeningRefusedError: If the participant is not in the digest, its upload is not the one that it sent, the coefficients or
             the rule are not the agreed ones, or the policy does not allow the opening.
         AlreadyOpenedError: If the round is promised to another digest, of this attempt or another one.
+        LedgerTamperedError: If another participant's ledger was set back; nothing was approved.
         PrivFedError: As `wire.decode_digest`.
     """
+    if context.agreement.populations and witness is None:
+        raise ValueError("expected a witness of the ledgers that the agreement names; nothing was approved")
     digest = decode_digest(data, context, key_id)
     if identity.name not in digest.participants:
         raise OpeningRefusedError(f"{identity.name!r} is not in the digest; nothing was approved")
     if digest.upload_hashes[digest.participants.index(identity.name)] != upload_hash:
         raise OpeningRefusedError(f"the digest names another upload of {identity.name!r} than the one that it sent; nothing was approved")
     check_digest(context, digest)
+    others = {name: statement for name, statement in decode_statements(data, context, key_id).items() if name != identity.name}
+    countersignatures: Mapping[str, bytes] = {} if witness is None else witness(others)
     journal.approve(context, digest.digest(context))
-    return encode_approval(context, identity, digest)
+    return encode_approval(context, identity, digest, countersignatures)

@@ -1,13 +1,17 @@
 """A client: what its owner declares, and its training, paid for before it begins."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from torch import nn
 
 from privfed.data.samples import Samples
+from privfed.dp.countersign import record, state_head
+from privfed.dp.entries import Party, Signer
 from privfed.dp.ledger import Ledger, Reservation
+from privfed.dp.mechanism import Budget
+from privfed.dp.silo import SiloNoise
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
 from privfed.training.compiled import CompiledSum
@@ -35,7 +39,7 @@ class Client:
         compiled: What `compile_sum` made of the model, the loss and `training`; left out, nothing is compiled.
 
     Raises:
-        ValueError: If `DpSgd` has no ledger.
+        ValueError: If `DpSgd` has no ledger, or as `check_delta`. Nothing was charged.
     """
 
     name: str
@@ -49,9 +53,32 @@ class Client:
     def __post_init__(self) -> None:
         if isinstance(self.training, DpSgd) and self.ledger is None:
             raise ValueError(f"expected a ledger for {self.name!r}, which trains with DP-SGD; open one with Ledger.open")
+        if self.ledger is not None:
+            check_delta(self.name, training=self.training, budget=self.ledger.budget)
 
     def __repr__(self) -> str:
         return f"Client(name={self.name!r}, training={type(self.training).__name__})"
+
+
+def check_delta(name: str, *, training: TrainingMechanism, budget: Budget) -> None:
+    """Refuses a delta with which nothing is promised to a client's records.
+
+    Only declared numbers are compared, so neither the refusal nor its absence says how many records there are.
+
+    Args:
+        name: Of the client.
+        training: How it trains, and how many records it declares.
+        budget: Of its ledger.
+
+    Raises:
+        ValueError: If delta times the declared number of records is 1 or more. Nothing was charged.
+    """
+    if isinstance(training, DpSgd) and budget.delta * training.record_limit >= 1:
+        raise ValueError(
+            f"expected a delta far below one over the {training.record_limit} records that {name!r} declares at most, got {budget.delta:g}, "
+            "under which a record may be given away whole; nothing was charged; make the budget and its ledger with a delta of at most a "
+            "tenth of one over that number"
+        )
 
 
 class Trainer:
@@ -64,6 +91,7 @@ class Trainer:
         loss: Loss per record.
         params: Encryption parameters of the session, or the grid of a plaintext run.
         correction: Data-independent correction of the gradients, or `Scaffold`.
+        silo: The session's noise for whole silos; what it costs is charged beside what the training costs.
         randomness: Noise and samples of a round; left out, the operating system's entropy.
         witness: Is handed each update in the clear, for checks that hold all parties in one process.
 
@@ -81,10 +109,11 @@ class Trainer:
         loss: PerSampleLoss,
         params: CkksParams,
         correction: Correction | Scaffold | None = None,
+        silo: SiloNoise | None = None,
         randomness: Callable[[int], Randomness] | None = None,
         witness: Callable[[Update[PlainVector]], None] | None = None,
     ) -> None:
-        check(model, start, client.data, mechanism=client.training, loss=loss, compiled=client.compiled)
+        check(model, start, client.data, mechanism=client.training, loss=loss, compiled=client.compiled, client=repr(client.name))
         if isinstance(client.training, DpSgd) and params.step < client.training.release_grid:
             raise ValueError(
                 f"expected a grid step of at least {client.training.release_grid:.3g} for {client.name!r}, got {params.step:.3g}; "
@@ -100,6 +129,24 @@ class Trainer:
         self._variates = self._control_variates()
         self._randomness = randomness
         self._witness = witness
+        self._silo = silo
+        # Data are known again after a restart, and other data in the same account are noticed.
+        ledger = client.ledger
+        self._fingerprint = None if ledger is None else ledger.fingerprint(client.data.features, client.data.labels)
+
+    @property
+    def population(self) -> str | None:
+        """Population of the client's ledger; None if it keeps none. Public."""
+        return None if self._client.ledger is None else self._client.ledger.population
+
+    def state_head(self, signer: Signer, *, context: bytes, peers: tuple[str, ...]) -> bytes:
+        """See `countersign.state_head`; empty for a client without a ledger."""
+        return b"" if self._client.ledger is None else state_head(self._client.ledger, signer, context=context, peers=peers)
+
+    def record_head(self, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, owner: Party, context: bytes) -> None:
+        """See `countersign.record`."""
+        if self._client.ledger is not None:
+            record(self._client.ledger, statement, answers, owner=owner, context=context)
 
     def remember(self, directory: Path, *, rounds: tuple[int, ...]) -> None:
         """Keeps what training must not forget in a folder, or takes up again what is kept there: the variates of SCAFFOLD.
@@ -139,7 +186,14 @@ class Trainer:
         client = self._client
         if client.ledger is not None:
             retry = len(tuple(self._charged(session, round, attempt)))
-            client.ledger.reserve(client.training.event(), session=session, round=round, attempt=attempt * _MOST_RETRIES + retry)
+            client.ledger.reserve(
+                client.training.event(),
+                session=session,
+                round=round,
+                attempt=attempt * _MOST_RETRIES + retry,
+                silo_event=None if self._silo is None else self._silo.event(),
+                fingerprint=self._fingerprint,
+            )
         result = train(
             self._model,
             start,

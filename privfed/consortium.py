@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from privfed.aggregation.rules import CumulativeRule, FedAvg, PlaintextRule, Rule, WeightRule
 from privfed.agreement import OpeningPolicy
 from privfed.client import Client
+from privfed.dp.silo import SiloNoise
 from privfed.errors import UnsupportedInThisModeError
 from privfed.he.params import CkksParams
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
@@ -38,11 +39,14 @@ class Consortium:
         params: Encryption parameters; they fix the public bound on a coordinate of an update and the grid.
         loss: Loss per record.
         correction: Data-independent correction of every client's gradients, for example `FedProx`; or `Scaffold`.
+        silo: Noise with which every client protects itself as a whole, beside what training does for its records. Every client needs a
+            ledger with a `silo_budget`.
 
     Raises:
-        ValueError: If there is no client, or two have the same name.
+        ValueError: If there is no client, or two have the same name; or if there is silo noise and a client has another weight than it
+            was made for, or no ledger with a budget for it.
         UnsupportedInThisModeError: If the rule needs inner products of updates, or the updates, and these are encrypted; if it
-            needs a reference; or as `Scaffold.check`.
+            needs a reference; or as `Scaffold.check`; or if silo noise meets anything but encrypted FedAvg without SCAFFOLD.
     """
 
     clients: Sequence[Client]
@@ -53,6 +57,7 @@ class Consortium:
     params: CkksParams = field(default_factory=CkksParams.standard)
     loss: PerSampleLoss = binary_cross_entropy
     correction: Correction | Scaffold | None = None
+    silo: SiloNoise | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(self.clients))
@@ -63,12 +68,27 @@ class Consortium:
             weights = {client.name: client.weight for client in self.clients}
             training = {client.name: client.training for client in self.clients}
             self.correction.check(weights=weights, training=training, rule=self.rule)
+        if self.silo is not None:
+            self._check_silo(self.silo)
         if self.encrypted:
             _ = self.session_rule
         elif not isinstance(self.rule, PlaintextRule) and self.rule.needs_gram is True and self.rule.needs_reference:
             raise UnsupportedInThisModeError(
                 f"{self.rule.name} needs a reference, which nobody in this consortium provides; nothing was started"
             )
+
+    def _check_silo(self, silo: SiloNoise) -> None:
+        if not self.encrypted or not isinstance(self.rule, FedAvg) or isinstance(self.correction, Scaffold):
+            raise UnsupportedInThisModeError(
+                "noise for whole silos needs encryption, FedAvg, and no SCAFFOLD: its promise is for the sum, so no single update and no "
+                "inner product may be seen, and no coefficient chosen after it; nothing was started"
+            )
+        weights = {client.name: client.weight for client in self.clients}
+        if weights != dict(silo.weights):
+            raise ValueError(f"expected the weights for which the silo noise was made, {dict(silo.weights)}, got {weights}")
+        without = [client.name for client in self.clients if client.ledger is None or client.ledger.terms.silo_budget is None]
+        if without:
+            raise ValueError(f"expected a ledger with a silo_budget for every client, got none for {without}")
 
     @property
     def session_rule(self) -> WeightRule:

@@ -12,7 +12,7 @@ from privfed.he.codec import dequantise
 from privfed.he.secret import RoundKey, check_sum, open_sum
 from privfed.journal import Journal
 from privfed.update import Aggregate, PlainVector
-from privfed.wire import OpenableAggregate, decode_aggregate
+from privfed.wire import OpenableAggregate, SignedHeads, decode_aggregate
 
 
 class KeyHolder:
@@ -30,6 +30,7 @@ class KeyHolder:
         self._journal = journal
         self._opened: bytes | None = None
         self._digest: bytes | None = None
+        self._heads: SignedHeads | None = None
 
     def open(self, data: bytes) -> Aggregate[PlainVector]:
         """Verifies everything, records the opening, then decrypts.
@@ -62,9 +63,9 @@ class KeyHolder:
         opened = hash_message(data)
         self._journal.begin(self._context, digest.digest(self._context), aggregate=opened)
         agreement = self._context.agreement
-        grid_sum = open_sum(total, self._round_key, coefficients=agreement.params.multipliers(digest.coefficients))
+        grid_sum = open_sum(total, self._round_key, coefficients=agreement.weighting.multipliers(digest.coefficients))
         values = dequantise(grid_sum, agreement.weighting.divisor(digest.participants), agreement.params)
-        self._opened, self._digest = opened, digest.digest(self._context)
+        self._opened, self._digest, self._heads = opened, digest.digest(self._context), message.heads
         return Aggregate(round=self._context.round, vector=PlainVector(layout=agreement.layout, values=values), coefficients=digest.by_name)
 
     def _checked_sum(self, message: OpenableAggregate) -> CkksVector:
@@ -76,7 +77,7 @@ class KeyHolder:
             message.total,
             self._round_key,
             sealed_tags={name: sealed_tags(upload) for name, upload in zip(digest.participants, message.uploads, strict=True)},
-            coefficients=self._context.agreement.params.multipliers(digest.coefficients),
+            coefficients=self._context.agreement.weighting.multipliers(digest.coefficients),
         )
 
     @property
@@ -89,6 +90,17 @@ class KeyHolder:
         if self._digest is None:
             raise OpeningRefusedError(f"no aggregate of round {self._context.round} was opened here")
         return self._digest
+
+    @property
+    def heads(self) -> SignedHeads:
+        """Heads of the participants' privacy ledgers, and who countersigned them, in what was opened.
+
+        Raises:
+            OpeningRefusedError: If nothing was opened here.
+        """
+        if self._heads is None:
+            raise OpeningRefusedError(f"no aggregate of round {self._context.round} was opened here")
+        return self._heads
 
     def finish(self) -> None:
         """Records that the model with the aggregate in it is stored. From here on nothing of this round is opened again.

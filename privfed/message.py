@@ -29,7 +29,7 @@ FORMAT_VERSION = 1
 MAX_TEXT_BYTES = 255
 _PREFIX = struct.Struct(f">{len(MAGIC)}sBB")
 _ROUND = struct.Struct(f">{SESSION_BYTES}sII{DIGEST_BYTES}s")
-_PARTS = ("roster", "params", "layout", "start", "weights", "rule", "policy")
+_PARTS = ("roster", "params", "layout", "start", "weights", "rule", "policy", "populations", "silo noise")
 MAX_FRAME_BYTES = _PREFIX.size + _ROUND.size + len(_PARTS) * DIGEST_BYTES + KEY_ID_BYTES + 2 * (1 + MAX_TEXT_BYTES) + 8 + SIGNATURE_BYTES
 
 
@@ -154,7 +154,7 @@ def unseal(data: bytes, context: RoundContext, kind: Kind, *, max_payload: int) 
         HistoryMismatchError: If the sender opened other rounds before this one.
         ParametersMismatchError: If the sender has other encryption parameters, or other versions of SEAL or TenSEAL.
         LayoutMismatchError: If the sender has another layout.
-        AgreementMismatchError: If the sender has another roster or start, other weights, another rule or another policy.
+        AgreementMismatchError: If the sender has another idea of anything else that was agreed.
     """
     if len(data) > MAX_FRAME_BYTES + max_payload or len(data) < SIGNATURE_BYTES:
         raise InvalidMessageError
@@ -203,7 +203,7 @@ def _check_header(reader: Reader, context: RoundContext, sender: str) -> None:
         )
     if parts["layout"] != agreement.parts["layout"]:
         raise LayoutMismatchError(f"{sender!r} has another layout of the model; its message was dropped and nothing happened")
-    differing = [part for part in ("roster", "start", "weights", "rule", "policy") if parts[part] != agreement.parts[part]]
+    differing = [part for part in _PARTS if parts[part] != agreement.parts[part]]
     if differing:
         raise AgreementMismatchError(
             f"{sender!r} has another idea of the {' and the '.join(differing)}; its message was dropped and nothing happened; "

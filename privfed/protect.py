@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from privfed.agreement import RoundContext
+from privfed.dp.silo import SiloNoise
 from privfed.he.additive import CkksVector
 from privfed.he.codec import quantise
 from privfed.he.params import CkksParams
@@ -43,19 +44,29 @@ def round_key(key: SharedKey, context: RoundContext) -> RoundKey:
     )
 
 
-def protect(update: Update[PlainVector], *, params: CkksParams, round_key: RoundKey, share: Fraction | None = None) -> Protected:
+def protect(
+    update: Update[PlainVector], *, params: CkksParams, round_key: RoundKey, share: Fraction | None = None, silo: SiloNoise | None = None
+) -> Protected:
     """Clips every coordinate to the public bound, scales and quantises to the grid, encrypts, and seals tags.
+
+    With silo noise it clips the Euclidean norm on the grid, applies the sender's weight, and adds its share of the noise, before it
+    encrypts; then no coordinate saturates.
 
     Args:
         update: In the clear. Private.
         params: Encryption parameters of the session.
         round_key: Key of this round and attempt; it encrypts once.
         share: The sender's `Weighting.share`: its share of all weights if the clients pre-scale, else None. Public.
+        silo: The session's noise for whole silos, if it agreed on any. Public.
 
     Raises:
-        ValueError: If the share is missing, out of its range, or not for these parameters; nothing was encrypted.
+        ValueError: If the share is missing, out of its range, or not for these parameters, or as `SiloNoise.noised`; nothing was
+            encrypted.
         PrivFedError: As `he.secret.encrypt`.
     """
-    grid, saturated = quantise(update.vector.values, params, share)
+    if silo is None:
+        grid, saturated = quantise(update.vector.values, params, share)
+    else:
+        grid, saturated = silo.noised(update.sender, update.vector.values, step=params.step), 0
     vector = encrypt(grid, update.vector.layout, params, round_key, sender=update.sender)
     return Protected(update=Update(sender=update.sender, round=update.round, vector=vector), saturated=saturated)

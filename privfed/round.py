@@ -96,6 +96,7 @@ class Participant:
         holder = KeyHolder(context=context, round_key=self.session.round_key(context), journal=self.session.journal)
         aggregate = holder.open(data)
         self.session.apply(aggregate, digest=holder.digest, attempt=context.attempt)
+        self.session.keep_countersignatures(context, holder.heads)
         holder.finish()
         self.opened = aggregate
 

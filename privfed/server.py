@@ -27,6 +27,7 @@ from privfed.wire import (
     encode_aggregate,
     encode_digest,
     upload_chunk,
+    upload_statement,
 )
 
 
@@ -170,14 +171,19 @@ class Server:
                 coefficients = self._context.agreement.coefficients(participants)
             except OpeningRefusedError as error:
                 raise CohortError(f"the uploads that came may not be opened: {error}; nothing was summed") from error
+            hashes, statements = list[bytes](), dict[str, bytes]()
+            for name in participants:
+                upload = self._spool.get(_prefix(Kind.UPLOAD) + name)
+                hashes.append(hash_message(upload))
+                statements[name] = upload_statement(upload, self._context)
             digest = RoundDigest(
                 participants=participants,
                 coefficients=tuple(coefficients.values()),
-                upload_hashes=tuple(hash_message(self._spool.get(_prefix(Kind.UPLOAD) + name)) for name in participants),
+                upload_hashes=tuple(hashes),
                 rule=self._context.agreement.rule.name,
                 key_id=self._key_id,
             )
-            self._spool.put(Phase.UPLOAD.value, encode_digest(self._context, self._identity, digest))
+            self._spool.put(Phase.UPLOAD.value, encode_digest(self._context, self._identity, digest, statements))
         return self._spool.get(Phase.UPLOAD.value)
 
     def receive_approval(self, data: bytes) -> str:
@@ -241,7 +247,7 @@ class Server:
 
     def _column(self, digest: RoundDigest, index: int, seeds: Mapping[str, bytearray]) -> Iterator[tuple[int, bytes]]:
         """Multiplier and chunk `index` of every upload, read from disk one at a time; appends its seed to those of its client."""
-        multipliers = self._context.agreement.params.multipliers(digest.coefficients)
+        multipliers = self._context.agreement.weighting.multipliers(digest.coefficients)
         for name, multiplier in zip(digest.participants, multipliers, strict=True):
             path = self._upload_path(name)
             span = upload_chunk(path.stat().st_size, self._context, index)

@@ -1,5 +1,6 @@
 """A client's side of a session, up to the approval of a digest. Bytes in, bytes out."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,14 +8,15 @@ from privfed.agreement import Agreement, RoundContext
 from privfed.approval import approve
 from privfed.client import Trainer
 from privfed.digest import hash_message
-from privfed.errors import HistoryMismatchError
+from privfed.dp.countersign import HeadMemory
+from privfed.errors import AgreementMismatchError, HistoryMismatchError
 from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.protect import protect, round_key
 from privfed.spool import Spool
 from privfed.state import ModelState, ModelStore
 from privfed.update import Aggregate, PlainVector
-from privfed.wire import encode_setup, encode_upload
+from privfed.wire import SignedHeads, encode_setup, encode_upload
 
 if TYPE_CHECKING:
     from privfed.he.secret import RoundKey, SharedKey
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 class ClientSession:
     """One client's side of a session: it trains, protects, sends, and approves.
 
-    Everything it must not forget is in its directory: the encrypted uploads, the promises, the model. A new object on the same
+    Everything it must not forget is in its directory: the encrypted uploads, the promises, the model, the heads of its peers' privacy
+    ledgers. A new object on the same
     directory goes on where the last one stopped. An upload is stored before the ledger's reservation is committed, and a retry
     resends the stored bytes; so nothing is trained, encrypted or charged twice for one upload.
 
@@ -34,11 +37,20 @@ class ClientSession:
         keys: The clients' shared key. Secret.
         start: The weights from which the session starts, if the directory holds no later ones.
         directory: This client's own; made with mode 0700 if it is not there.
+
+    Raises:
+        AgreementMismatchError: If the agreement names another ledger than the client keeps; nothing was done.
+        PrivFedError: As `Trainer.remember`.
     """
 
     def __init__(
         self, *, trainer: Trainer, identity: Identity, agreement: Agreement, keys: "SharedKey", start: PlainVector, directory: Path
     ) -> None:
+        if agreement.populations.get(identity.name) != trainer.population:
+            raise AgreementMismatchError(
+                f"the agreement and {identity.name!r} do not name the same privacy ledger; nothing was done; agree on the population of "
+                "every client's ledger, or on none where a client keeps none"
+            )
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._trainer = trainer
         self._identity = identity
@@ -50,6 +62,7 @@ class ClientSession:
         trainer.remember(directory, rounds=self._state.rounds)
         self._round_key: tuple[bytes, RoundKey] | None = None
         self.journal = Journal(directory / "journal.sqlite")
+        self._heads = HeadMemory(directory / "heads.sqlite")
 
     @property
     def name(self) -> str:
@@ -89,9 +102,12 @@ class ClientSession:
         name = f"{context.agreement.session.hex()}-{context.round}-{context.attempt}"
         if not self._outbox.has(name):
             update = self._trainer.train(self._state.values, **place)
-            share = context.agreement.weighting.share(self.name)
-            protected = protect(update, params=context.agreement.params, round_key=self.round_key(context), share=share)
-            self._outbox.put(name, encode_upload(context, self._identity, protected.update))
+            agreement = context.agreement
+            share = agreement.weighting.share(self.name)
+            protected = protect(update, params=agreement.params, round_key=self.round_key(context), share=share, silo=agreement.silo)
+            peers = tuple(peer for peer in agreement.roster.names if peer != self.name)
+            statement = self._trainer.state_head(self._identity, context=context.digest, peers=peers)
+            self._outbox.put(name, encode_upload(context, self._identity, protected.update, statement=statement))
         self._trainer.commit(**place)
         return self._outbox.get(name)
 
@@ -108,7 +124,29 @@ class ClientSession:
             key_id=self.round_key(context).key_id,
             upload_hash=hash_message(self.upload(context)),
             journal=self.journal,
+            witness=lambda statements: self._countersign(context, statements),
         )
+
+    def _countersign(self, context: RoundContext, statements: Mapping[str, bytes]) -> dict[str, bytes]:
+        owners = {party.name: party for party in context.agreement.roster.clients}
+        return {
+            name: self._heads.countersign(
+                statement,
+                owner=owners[name],
+                population=context.agreement.populations[name],
+                context=context.digest,
+                signer=self._identity,
+            )
+            for name, statement in statements.items()
+        }
+
+    def keep_countersignatures(self, context: RoundContext, heads: SignedHeads) -> None:
+        """Records in this client's ledger which peers countersigned its head in an opened round. One that is none is left out."""
+        statement = heads.statements.get(self.name)
+        if statement is not None:
+            signed = ((peer, heads.countersignatures.get(peer.name, {}).get(self.name)) for peer in context.agreement.roster.clients)
+            answers = [(peer, signature) for peer, signature in signed if signature is not None]
+            self._trainer.record_head(statement, answers, owner=self._identity.public, context=context.digest)
 
     def _check_history(self, context: RoundContext) -> None:
         if context.history != self._state.history:

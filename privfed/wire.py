@@ -1,15 +1,16 @@
 """The payloads of the messages of a round. Updates travel encrypted or not at all.
 
 SETUP      client -> server     nothing: the key id in the frame says it
-UPLOAD     client -> server     the encrypted update, and its sealed tags
-DIGEST     server -> clients    who takes part, with which coefficients, by which rule, hashes of the uploads
-APPROVAL   client -> server     the hash of the digest
+UPLOAD     client -> server     the head of the client's privacy ledger, the encrypted update, and its sealed tags
+DIGEST     server -> clients    who takes part, with which coefficients, by which rule, hashes of the uploads; the heads
+APPROVAL   client -> server     the hash of the digest; a countersignature of the head of each other participant
 AGGREGATE  server -> openers    the digest, the approvals, the abridged uploads, the encrypted sum
 ABORT      client -> server     the word "abort": that it did not open the aggregate, and not why
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import cast
 
 from privfed.agreement import DIGEST_BYTES, RoundContext
@@ -22,9 +23,24 @@ from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import MAX_FRAME_BYTES, MAX_TEXT_BYTES, Kind, Reader, seal, unseal
 from privfed.update import Update
 
+MAX_STATEMENT_BYTES = 1 << 20
 _LENGTH_BYTES = 4
+_NO_HEADS: Mapping[str, bytes] = MappingProxyType({})
 _ABORT = b"abort"
 _MAX_ENTRY_BYTES = 1 + MAX_TEXT_BYTES + COEFFICIENT_BYTES + DIGEST_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedHeads:
+    """The heads of the participants' privacy ledgers in a round. Opaque here: `dp.countersign` reads and verifies them. Public.
+
+    Args:
+        statements: What each participant that keeps a ledger stated of its head, by name.
+        countersignatures: What each participant, by name, signed of the statements of the others, by name.
+    """
+
+    statements: Mapping[str, bytes]
+    countersignatures: Mapping[str, Mapping[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +52,14 @@ class OpenableAggregate:
         approved_by: Participants whose signed approval of this digest was verified, in the message's order.
         uploads: What the server says `digest.abridge` leaves of each participant's upload. Not compared with the digest yet.
         total: What the server says is the encrypted sum.
+        heads: Of the participants' privacy ledgers.
     """
 
     digest: RoundDigest
     approved_by: tuple[str, ...]
     uploads: tuple[bytes, ...]
     total: CkksVector | SeededSum
+    heads: SignedHeads
 
 
 def encode_setup(context: RoundContext, identity: Identity, key_id: bytes) -> bytes:
@@ -65,12 +83,19 @@ def decode_setup(data: bytes, context: RoundContext) -> tuple[str, bytes]:
     return frame.sender, frame.key_id
 
 
-def encode_upload(context: RoundContext, identity: Identity, update: Update[CkksVector]) -> bytes:
+def encode_upload(context: RoundContext, identity: Identity, update: Update[CkksVector], *, statement: bytes = b"") -> bytes:
     """A client's encrypted update.
+
+    Args:
+        context: Agreement, round and attempt.
+        identity: The sender.
+        update: Encrypted.
+        statement: The head of its ledger, if the agreement names a population of it; at most 1 MiB. Else empty.
 
     Raises:
         TypeError: If the vector is not encrypted. There is no way to send another.
-        ValueError: If the update has another sender, round, layout or parameters, or is a sum.
+        ValueError: If the update has another sender, round, layout or parameters, or is a sum; or if the statement is missing, too
+            long, or one too many.
     """
     vector = cast("object", update.vector)  # the type says so already; this is for callers that do not check types
     if not isinstance(vector, CkksVector):
@@ -80,7 +105,13 @@ def encode_upload(context: RoundContext, identity: Identity, update: Update[Ckks
         raise ValueError(f"expected an update of {identity.name!r} for round {context.round}, got {update!r}")
     if vector.layout != agreement.layout or vector.params != agreement.params or not vector.fresh:
         raise ValueError("expected a fresh vector with the layout and the parameters of the session, got another")
-    return seal(context, identity, Kind.UPLOAD, key_id=vector.key_id, payload=b"".join((*vector.chunks, vector.sealed_tags)))
+    if not _right_statement(statement, identity.name, context):
+        raise ValueError(
+            f"expected a statement of at most {MAX_STATEMENT_BYTES} bytes of whoever keeps an agreed ledger, and of nobody else; "
+            f"got {len(statement)} bytes of {identity.name!r}"
+        )
+    payload = b"".join((statement, len(statement).to_bytes(_LENGTH_BYTES, "big"), *vector.chunks, vector.sealed_tags))
+    return seal(context, identity, Kind.UPLOAD, key_id=vector.key_id, payload=payload)
 
 
 def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[CkksVector]:
@@ -91,9 +122,14 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[C
         PrivFedError: As `message.unseal`.
     """
     params, layout = context.agreement.params, context.agreement.layout
-    frame = unseal(data, context, Kind.UPLOAD, max_payload=params.chunks(layout) * params.fresh_chunk_bytes + SEALED_TAGS_BYTES)
+    update_size = params.chunks(layout) * params.fresh_chunk_bytes + SEALED_TAGS_BYTES
+    most_statement = MAX_STATEMENT_BYTES if context.agreement.populations else 0
+    frame = unseal(data, context, Kind.UPLOAD, max_payload=most_statement + _LENGTH_BYTES + update_size)
     _check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
+    statement = reader.take(max(0, len(frame.payload) - update_size - _LENGTH_BYTES))
+    if reader.integer(_LENGTH_BYTES) != len(statement) or not _right_statement(statement, frame.sender, context):
+        raise InvalidMessageError
     chunks = _read_chunks(reader, context, params.fresh_chunk_bytes)
     sealed_tags = reader.take(SEALED_TAGS_BYTES)
     reader.end()
@@ -103,6 +139,12 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[C
     return Update(sender=frame.sender, round=context.round, vector=vector)
 
 
+def upload_statement(data: bytes, context: RoundContext) -> bytes:
+    """The head of the sender's ledger in a verified upload message; empty if it keeps none."""
+    end = upload_chunk(len(data), context, 0).start - _LENGTH_BYTES
+    return bytes(data[end - int.from_bytes(data[end : end + _LENGTH_BYTES], "big") : end])
+
+
 def upload_chunk(length: int, context: RoundContext, index: int) -> slice:
     """Where chunk `index` stands in a verified upload message of `length` bytes, for servers that stream from disk."""
     params = context.agreement.params
@@ -110,13 +152,21 @@ def upload_chunk(length: int, context: RoundContext, index: int) -> slice:
     return slice(start, start + params.fresh_chunk_bytes)
 
 
-def encode_digest(context: RoundContext, identity: Identity, digest: RoundDigest) -> bytes:
+def encode_digest(context: RoundContext, identity: Identity, digest: RoundDigest, statements: Mapping[str, bytes] = _NO_HEADS) -> bytes:
     """The server's announcement.
+
+    Args:
+        context: Agreement, round and attempt.
+        identity: The roster's server.
+        digest: What will be summed.
+        statements: `upload_statement` of each participant's upload, where there is one, by name.
 
     Raises:
         ValueError: If the identity is not the roster's server.
     """
-    return seal(context, identity, Kind.DIGEST, key_id=digest.key_id, payload=digest.payload)
+    parts = (statements.get(name, b"") for name in digest.participants)
+    heads = b"".join(len(part).to_bytes(_LENGTH_BYTES, "big") + part for part in parts)
+    return seal(context, identity, Kind.DIGEST, key_id=digest.key_id, payload=digest.payload + heads)
 
 
 def decode_digest(data: bytes, context: RoundContext, key_id: bytes) -> RoundDigest:
@@ -126,6 +176,19 @@ def decode_digest(data: bytes, context: RoundContext, key_id: bytes) -> RoundDig
         RoundMismatchError: If it is authentic and speaks of another key than `key_id`.
         PrivFedError: As `message.unseal`.
     """
+    return _read_digest(data, context, key_id)[0]
+
+
+def decode_statements(data: bytes, context: RoundContext, key_id: bytes) -> Mapping[str, bytes]:
+    """Heads of the ledgers of those participants that keep one, by name, in a digest message. Each is signed by its owner.
+
+    Raises:
+        PrivFedError: As `decode_digest`.
+    """
+    return _read_digest(data, context, key_id)[1]
+
+
+def _read_digest(data: bytes, context: RoundContext, key_id: bytes) -> tuple[RoundDigest, Mapping[str, bytes]]:
     frame = unseal(data, context, Kind.DIGEST, max_payload=_max_digest_payload(context))
     _check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
@@ -135,22 +198,38 @@ def decode_digest(data: bytes, context: RoundContext, key_id: bytes) -> RoundDig
         names.append(reader.text())
         coefficients.append(reader.integer(COEFFICIENT_BYTES))
         hashes.append(reader.take(DIGEST_BYTES))
+    statements = {name: reader.take(reader.integer(_LENGTH_BYTES)) for name in names}
     reader.end()
     named = set(names)
     if not names or names != [name for name in context.agreement.roster.names if name in named]:
         raise InvalidMessageError
-    return RoundDigest(
+    if not all(_right_statement(statement, name, context) for name, statement in statements.items()):
+        raise InvalidMessageError
+    digest = RoundDigest(
         participants=tuple(names), coefficients=tuple(coefficients), upload_hashes=tuple(hashes), rule=rule, key_id=frame.key_id
     )
+    return digest, {name: statement for name, statement in statements.items() if statement}
 
 
-def encode_approval(context: RoundContext, identity: Identity, digest: RoundDigest) -> bytes:
+def encode_approval(
+    context: RoundContext, identity: Identity, digest: RoundDigest, countersignatures: Mapping[str, bytes] = _NO_HEADS
+) -> bytes:
     """A participant's signature under a digest. Only `approval.approve` should ask for it.
 
+    Args:
+        context: Agreement, round and attempt.
+        identity: The participant.
+        digest: What it approves.
+        countersignatures: 64 bytes for the head of each other participant that keeps a ledger, by name.
+
     Raises:
-        ValueError: If the identity is no client of the roster.
+        ValueError: If the identity is no client of the roster, or there is not one countersignature for each.
     """
-    return seal(context, identity, Kind.APPROVAL, key_id=digest.key_id, payload=digest.digest(context))
+    owners = _ledger_owners(context, digest, identity.name)
+    if set(countersignatures) != set(owners) or any(len(signature) != SIGNATURE_BYTES for signature in countersignatures.values()):
+        raise ValueError(f"expected a countersignature of {SIGNATURE_BYTES} bytes for each of {list(owners)}")
+    payload = digest.digest(context) + b"".join(countersignatures[owner] for owner in owners)
+    return seal(context, identity, Kind.APPROVAL, key_id=digest.key_id, payload=payload)
 
 
 def decode_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> str:
@@ -160,13 +239,19 @@ def decode_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> 
         RoundMismatchError: If it is authentic and approves another digest.
         PrivFedError: As `message.unseal`.
     """
-    frame = unseal(data, context, Kind.APPROVAL, max_payload=DIGEST_BYTES)
+    return _read_approval(data, context, digest)[0]
+
+
+def _read_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> tuple[str, Mapping[str, bytes]]:
+    frame = unseal(data, context, Kind.APPROVAL, max_payload=DIGEST_BYTES + len(context.agreement.populations) * SIGNATURE_BYTES)
     _check_key(frame.sender, frame.key_id, digest.key_id)
-    if len(frame.payload) != DIGEST_BYTES:
-        raise InvalidMessageError
-    if bytes(frame.payload) != digest.digest(context):
+    reader = Reader(frame.payload)
+    approved = reader.take(DIGEST_BYTES)
+    if approved != digest.digest(context):
         raise RoundMismatchError(f"{frame.sender!r} approved another digest; its message was dropped and nothing happened")
-    return frame.sender
+    countersignatures = {owner: reader.take(SIGNATURE_BYTES) for owner in _ledger_owners(context, digest, frame.sender)}
+    reader.end()
+    return frame.sender, countersignatures
 
 
 def encode_aggregate(
@@ -209,7 +294,8 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
         PrivFedError: As `message.unseal`.
     """
     params, clients = context.agreement.params, len(context.agreement.roster.clients)
-    approvals_size = COUNT_BYTES + clients * (_LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES)
+    countersigned = len(context.agreement.populations) * SIGNATURE_BYTES
+    approvals_size = COUNT_BYTES + clients * (_LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
     digest_size = _LENGTH_BYTES + MAX_FRAME_BYTES + _max_digest_payload(context)
     chunk_size = params.polynomial_bytes + clients * SEED_BYTES if params.seeded_sums else params.sum_chunk_bytes
     total_size = params.chunks(context.agreement.layout) * chunk_size
@@ -218,11 +304,12 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
     _check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
     count = reader.integer(COUNT_BYTES)
-    digest = decode_digest(reader.take(reader.integer(_LENGTH_BYTES)), context, key_id)
-    approved_by = tuple(decode_approval(reader.take(reader.integer(_LENGTH_BYTES)), context, digest) for _ in range(count))
+    digest, statements = _read_digest(reader.take(reader.integer(_LENGTH_BYTES)), context, key_id)
+    approvals = [_read_approval(reader.take(reader.integer(_LENGTH_BYTES)), context, digest) for _ in range(count)]
     uploads = tuple(reader.take(ABRIDGED_BYTES) for _ in digest.participants)
     total = _read_total(reader, context, digest)
-    return OpenableAggregate(digest=digest, approved_by=approved_by, uploads=uploads, total=total)
+    heads = SignedHeads(statements=statements, countersignatures=dict(approvals))
+    return OpenableAggregate(digest=digest, approved_by=tuple(name for name, _ in approvals), uploads=uploads, total=total, heads=heads)
 
 
 def encode_abort(context: RoundContext, identity: Identity, key_id: bytes) -> bytes:
@@ -246,6 +333,15 @@ def decode_abort(data: bytes, context: RoundContext, key_id: bytes) -> str:
     if bytes(frame.payload) != _ABORT:
         raise InvalidMessageError
     return frame.sender
+
+
+def _right_statement(statement: bytes, name: str, context: RoundContext) -> bool:
+    """Whether whoever keeps an agreed ledger, and nobody else, says something of its head, and not too much."""
+    return bool(statement) is (name in context.agreement.populations) and len(statement) <= MAX_STATEMENT_BYTES
+
+
+def _ledger_owners(context: RoundContext, digest: RoundDigest, but: str) -> tuple[str, ...]:
+    return tuple(name for name in digest.participants if name != but and name in context.agreement.populations)
 
 
 def _check_key(sender: str, key_id: bytes, expected: bytes) -> None:
@@ -272,4 +368,5 @@ def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> C
 
 
 def _max_digest_payload(context: RoundContext) -> int:
-    return 1 + MAX_TEXT_BYTES + COUNT_BYTES + len(context.agreement.roster.clients) * _MAX_ENTRY_BYTES
+    clients, statements = len(context.agreement.roster.clients), len(context.agreement.populations) * MAX_STATEMENT_BYTES
+    return 1 + MAX_TEXT_BYTES + COUNT_BYTES + clients * (_MAX_ENTRY_BYTES + _LENGTH_BYTES) + statements

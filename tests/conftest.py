@@ -111,8 +111,9 @@ class Round:
         agreement = self.context.agreement
         update = Update(sender=name, round=self.context.round, vector=PlainVector(layout=agreement.layout, values=values))
         share = agreement.weighting.share(name)
-        protected = protect(update, params=agreement.params, round_key=key or self.new_key(), share=share)
-        return encode_upload(self.context, self.parties.clients[name], protected.update)
+        protected = protect(update, params=agreement.params, round_key=key or self.new_key(), share=share, silo=agreement.silo)
+        statement = f"the head of {name}'s ledger".encode() if name in agreement.populations else b""
+        return encode_upload(self.context, self.parties.clients[name], protected.update, statement=statement)
 
     def upload(self, updates: Mapping[str, ArrayLike] | None = None) -> "Round":
         for name, values in (updates or self.some_updates()).items():
@@ -133,6 +134,7 @@ class Round:
             key_id=self.key_id,
             upload_hash=hash_message(self.uploads[name]),
             journal=self.parties.journal(name),
+            witness=lambda heads: {owner: self.parties.clients[name].sign(head) for owner, head in heads.items()},
         )
 
     def approve_all(self) -> "Round":

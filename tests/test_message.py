@@ -66,9 +66,9 @@ class Traffic:
 
 
 # Module-wide: 'meet' is per test, and a round costs more than any of these tests.
-@pytest.fixture(scope="module")
-def traffic(tmp_path_factory: pytest.TempPathFactory, people: Any) -> Traffic:
-    parties = people.meet(tmp_path_factory.mktemp("traffic"), count=3)
+@pytest.fixture(scope="module", params=[{}, {"bank_00": "accounts", "bank_01": "cards"}], ids=["no ledgers", "ledgers"])
+def traffic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, people: Any) -> Traffic:
+    parties = people.meet(tmp_path_factory.mktemp("traffic"), count=3, populations=request.param)
     joint = parties.round(5, attempt=2)
     setup = [joint.setup_message(name) for name in parties.clients]
     aggregate = joint.run()
@@ -110,7 +110,8 @@ def test_a_message_has_the_bytes_that_the_format_says(traffic: Traffic) -> None:
     body = (
         b"privfed\0\x01\x01" + bytes([len(name)]) + name + b"session of tests" + struct.pack(">II", 5, 2) + bytes(32)
         + b"".join(digests) + agreement.start
-        + agreement.parts["weights"] + agreement.parts["rule"] + agreement.parts["policy"] + traffic.key_id
+        + agreement.parts["weights"] + agreement.parts["rule"] + agreement.parts["policy"]
+        + agreement.parts["populations"] + agreement.parts["silo noise"] + traffic.key_id
         + bytes([len(versions)]) + versions + bytes(8)
     )  # fmt: skip
     assert traffic.messages[Kind.SETUP] == traffic.resigned(Kind.SETUP, body)
@@ -219,17 +220,18 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
 ) -> None:
     looked: list[bytes] = []
     monkeypatch.setattr(PublicIdentity, "verify", lambda self, body, signature: looked.append(signature))
-    params, clients = traffic.context.agreement.params, 3
+    params, clients, owners = traffic.context.agreement.params, 3, len(traffic.context.agreement.populations)
     # What the layout, the parameters and the roster allow at most, counted from the format: not from the code.
-    frame = 8 + 2 + 16 + 8 + 8 * 32 + 16 + 2 * 256 + 8 + 64
+    frame = 8 + 2 + 16 + 8 + 10 * 32 + 16 + 2 * 256 + 8 + 64
     abridged, chunk = 32 + 92 + 64, params.polynomial_bytes + clients * 64
-    digest = 256 + 4 + clients * (256 + 8 + 32)
+    digest = 256 + 4 + clients * (256 + 8 + 32 + 4) + owners * 2**20
+    approval = 32 + owners * 64
     largest = {
         Kind.SETUP: frame,
-        Kind.UPLOAD: frame + params.fresh_chunk_bytes + 92,
+        Kind.UPLOAD: frame + (2**20 if owners else 0) + 4 + params.fresh_chunk_bytes + 92,
         Kind.DIGEST: frame + digest,
-        Kind.APPROVAL: frame + 32,
-        Kind.AGGREGATE: frame + 4 + (4 + frame + digest) + clients * (4 + frame + 32 + abridged) + chunk,
+        Kind.APPROVAL: frame + approval,
+        Kind.AGGREGATE: frame + 4 + (4 + frame + digest) + clients * (4 + frame + approval + abridged) + chunk,
         Kind.ABORT: frame + 5,
     }[kind]
     padding = largest - len(traffic.messages[kind])

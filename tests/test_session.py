@@ -38,6 +38,7 @@ class Bank:
             weights={identity.name: 1.0 for identity in self.identities},
             rule=FedAvg(),
             policy=OpeningPolicy(),
+            populations={"bank_a": "bank_a"},
         )
         self.keys = SharedKey.generate()
         self.epsilon = epsilon

@@ -17,6 +17,7 @@ from privfed.wire import (
     decode_approval,
     decode_digest,
     decode_setup,
+    decode_statements,
     decode_upload,
     encode_abort,
     encode_aggregate,
@@ -161,7 +162,7 @@ def test_a_signed_upload_with_a_word_beyond_the_modulus_is_refused(joint: Any, w
     key = joint.new_key()
     chunk = bytearray(encrypted(joint, key=key).vector.chunks[0])
     chunk[where] = 0xFF  # the highest byte of a word; the modulus has 54 of 56 bits
-    payload = bytes(chunk) + bytes(92)
+    payload = bytes(4) + bytes(chunk) + bytes(92)
     message = seal(joint.context, joint.parties.clients["bank_00"], Kind.UPLOAD, key_id=key.key_id, payload=payload)
     with pytest.raises(InvalidMessageError):
         decode_upload(message, joint.context, key.key_id)
@@ -347,3 +348,53 @@ def test_an_abort_says_who_and_when_and_nothing_else(joint: Any) -> None:
         other = seal(joint.context, joint.parties.clients["bank_02"], Kind.ABORT, key_id=bytes(16), payload=payload)
         with pytest.raises(InvalidMessageError):
             decode_abort(other, joint.context, bytes(16))
+
+
+@pytest.fixture
+def keeping(meet: Callable[..., Any]) -> Any:
+    """A round in which two of three banks keep ledgers."""
+    return meet(count=3, populations={"bank_00": "accounts", "bank_01": "cards"}).round()
+
+
+def test_who_keeps_an_agreed_ledger_states_its_head_and_nobody_else_does(keeping: Any) -> None:
+    clients = keeping.parties.clients
+    for name, statement in (("bank_00", b""), ("bank_02", b"a head"), ("bank_00", bytes(2**20 + 1))):
+        update = encrypted(keeping, name)
+        with pytest.raises(ValueError, match="of whoever keeps an agreed ledger, and of nobody else"):
+            encode_upload(keeping.context, clients[name], update, statement=statement)
+
+
+def test_an_upload_without_the_head_of_an_agreed_ledger_is_dropped_even_when_signed(keeping: Any) -> None:
+    vector = encrypted(keeping).vector
+    for statement in (b"", b"x"):
+        for length in (len(statement), len(statement) + 1):
+            payload = b"".join((statement, length.to_bytes(4, "big"), *vector.chunks, vector.sealed_tags))
+            message = seal(keeping.context, keeping.parties.clients["bank_00"], Kind.UPLOAD, key_id=vector.key_id, payload=payload)
+            if statement and length == len(statement):
+                assert decode_upload(message, keeping.context, vector.key_id).sender == "bank_00"
+            else:
+                with pytest.raises(InvalidMessageError):
+                    decode_upload(message, keeping.context, vector.key_id)
+
+
+def test_an_announcement_without_the_heads_of_agreed_ledgers_is_dropped(keeping: Any) -> None:
+    digest = replace(some_digest(keeping), participants=("bank_00", "bank_01", "bank_02"))
+    server = keeping.parties.server
+    heads = {"bank_00": b"head", "bank_01": b"other head"}
+    message = encode_digest(keeping.context, server, digest, heads)
+    assert decode_statements(message, keeping.context, digest.key_id) == heads
+    for wrong in ({}, {"bank_00": b"head"}, heads | {"bank_02": b"of nothing"}):
+        with pytest.raises(InvalidMessageError):
+            decode_digest(encode_digest(keeping.context, server, digest, wrong), keeping.context, digest.key_id)
+
+
+def test_an_approval_carries_one_countersignature_for_the_ledger_of_each_other_participant(keeping: Any) -> None:
+    digest = replace(some_digest(keeping), participants=("bank_00", "bank_01", "bank_02"))
+    bank = keeping.parties.clients["bank_00"]
+    assert decode_approval(encode_approval(keeping.context, bank, digest, {"bank_01": bytes(64)}), keeping.context, digest) == "bank_00"
+    for wrong in ({}, {"bank_01": bytes(63)}, {"bank_01": bytes(64), "bank_00": bytes(64)}, {"bank_01": bytes(64), "bank_02": bytes(64)}):
+        with pytest.raises(ValueError, match="expected a countersignature of 64 bytes for each of"):
+            encode_approval(keeping.context, bank, digest, wrong)
+    for payload in (digest.digest(keeping.context), digest.digest(keeping.context) + bytes(128)):
+        with pytest.raises(InvalidMessageError):
+            decode_approval(seal(keeping.context, bank, Kind.APPROVAL, key_id=digest.key_id, payload=payload), keeping.context, digest)

@@ -213,6 +213,8 @@ class HeadMemory:
 def record(ledger: Ledger, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, owner: Party, context: bytes) -> None:
     """Keeps the peers' countersignatures in the ledger, for auditors, and to know what each peer has seen.
 
+    An answer that is not a peer's signature under this head is left out: one peer must not keep the others' from being recorded.
+
     Args:
         ledger: The owner's.
         statement: What `state_head` returned.
@@ -221,15 +223,29 @@ def record(ledger: Ledger, statement: bytes, answers: Sequence[tuple[Party, byte
         context: What the statement was for, 32 bytes.
 
     Raises:
-        InvalidMessageError: If an answer is not a peer's signature under this head; nothing was recorded.
-        LedgerError: If the statement is not about this ledger, or writing failed.
+        InvalidMessageError: As `read_statement`; nothing was recorded.
+        LedgerTamperedError: If the ledger does not extend what its owner stated; nothing was recorded.
+        LedgerError: If the statement is about another population, or writing failed.
     """
     stated = read_statement(statement, owner=owner, context=context)
-    if stated.population != ledger.population or stated.rows > len(ledger.rows()) or stated.head != ledger.head_of(stated.rows):
+    if stated.population != ledger.population:
         raise LedgerError("the statement is about another ledger; nothing was recorded")
-    for peer, signature in answers:
-        peer.verify(stated.countersigned, signature)
-    ledger.record_countersignatures(rows=stated.rows, context=context, signatures={peer.name: signature for peer, signature in answers})
+    if stated.rows > len(ledger.rows()) or stated.head != ledger.head_of(stated.rows):
+        raise LedgerTamperedError(
+            f"the ledger for {ledger.population!r} does not extend the one that its owner showed in an earlier round, of {stated.rows} "
+            "rows; nothing was recorded; it was set back or replaced: put back the newest copy, or treat its budget as used up"
+        )
+    signatures = {peer.name: signature for peer, signature in answers if _signed(peer, stated.countersigned, signature)}
+    if signatures:
+        ledger.record_countersignatures(rows=stated.rows, context=context, signatures=signatures)
+
+
+def _signed(peer: Party, message: bytes, signature: bytes) -> bool:
+    try:
+        peer.verify(message, signature)
+    except InvalidMessageError:
+        return False
+    return True
 
 
 def _check_growth(statement: HeadStatement, rows: int, head: bytes) -> None:

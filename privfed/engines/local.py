@@ -142,6 +142,7 @@ class Simulation:
             loss=self._consortium.loss,
             params=self._consortium.params,
             correction=self._consortium.correction,
+            silo=self._consortium.silo,
             randomness=None if randomness is None else lambda number: randomness(name, number),
             witness=lambda update: self._updates.update({update.sender: update}),
         )
@@ -274,8 +275,12 @@ class Simulation:
         return select_clients(self._names, fraction=fraction, rng=np.random.default_rng((seed, number)), minimum=minimum)
 
     def _grid_error(self, record: RoundRecord, aggregate: Aggregate[PlainVector] | None) -> int | None:
-        """Largest difference, in grid steps, between what was opened and the integer weighted sum of what was trained."""
-        if aggregate is None or any(name not in self._updates for name, coefficient in record.coefficients.items() if coefficient):
+        """Largest difference, in grid steps, between what was opened and the integer weighted sum of what was trained.
+
+        None if it is not known: where updates were resent, or where each client added noise that nobody else knows.
+        """
+        trained = all(name in self._updates for name, coefficient in record.coefficients.items() if coefficient)
+        if aggregate is None or self._consortium.silo is not None or not trained:
             return None
         params = self._consortium.params
         weighting = None if self._site is None else self._site.agreement.weighting

@@ -54,6 +54,8 @@ class Site:
             weights={client.name: client.weight for client in consortium.clients},
             rule=consortium.session_rule,
             policy=consortium.policy,
+            populations={client.name: client.ledger.population for client in consortium.clients if client.ledger is not None},
+            silo=consortium.silo,
         )
         if stored is None:
             files.put(_TERMS, json.dumps({"agreement": encode_agreement(self.agreement), "key": keys.fingerprint}).encode())
