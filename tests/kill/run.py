@@ -64,6 +64,7 @@ def prepare(folder: Path) -> Agreement:
         weights={"bank_a": 0.5, "bank_b": 0.3, "bank_c": 0.2},
         rule=FedAvg(),
         policy=OpeningPolicy(),
+        populations={identity.name: identity.name for identity in identities},
     )
     (folder / "agreement.json").write_text(encode_agreement(agreement))
     return agreement
