@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from privfed.agreement import RoundContext
-from privfed.errors import BudgetExceededError, CohortError
+from privfed.errors import BudgetExceededError, CohortError, PrivFedError
 from privfed.keyholder import KeyHolder
 from privfed.session import ClientSession
 from privfed.update import Aggregate, PlainVector, effective_clients
@@ -41,6 +41,7 @@ class RoundServer(Protocol):
     def close(self) -> bytes: ...
     def receive_approval(self, data: bytes) -> str: ...
     def aggregate(self) -> bytes: ...
+    def receive_abort(self, data: bytes) -> str: ...
 
 
 class RoundClient(Protocol):
@@ -51,6 +52,7 @@ class RoundClient(Protocol):
     def upload(self, context: RoundContext) -> bytes: ...
     def approve(self, context: RoundContext, digest: bytes) -> bytes: ...
     def open(self, context: RoundContext, data: bytes) -> None: ...
+    def abort(self, context: RoundContext) -> bytes: ...
 
 
 class Participant:
@@ -99,6 +101,10 @@ class Participant:
         self.session.keep_countersignatures(context, holder.heads)
         holder.finish()
         self.opened = aggregate
+
+    def abort(self, context: RoundContext) -> bytes:
+        """See `ClientSession.abort`."""
+        return self.session.abort(context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +191,7 @@ def run_round(
 
     Raises:
         CohortError: If too few answered; nothing was opened. What was trained stays charged.
-        PrivFedError: If a party refuses what another one sent.
+        PrivFedError: If a party refuses what another one sent. Of a client that refuses the aggregate the server learns no reason.
     """
     clock = Clock()
     up, down = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
@@ -236,7 +242,12 @@ def run_round(
     with clock.phase("open"):
         for name, client in clients.items():
             if answers(name, Stage.OPENING):
-                client.open(context, data)
+                try:
+                    client.open(context, data)
+                except PrivFedError:
+                    # Why is the client's own knowledge: an answer that tells a server more helps it to forge.
+                    server.receive_abort(client.abort(context))
+                    raise
                 down[name] += len(data)
     coefficients = context.agreement.coefficients(participants)
     return RoundRecord(

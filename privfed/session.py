@@ -16,7 +16,7 @@ from privfed.protect import protect, round_key
 from privfed.spool import Spool
 from privfed.state import ModelState, ModelStore
 from privfed.update import Aggregate, PlainVector
-from privfed.wire import SignedHeads, encode_setup, encode_upload
+from privfed.wire import SignedHeads, encode_abort, encode_setup, encode_upload
 
 if TYPE_CHECKING:
     from privfed.he.secret import RoundKey, SharedKey
@@ -139,6 +139,10 @@ class ClientSession:
             )
             for name, statement in statements.items()
         }
+
+    def abort(self, context: RoundContext) -> bytes:
+        """The message that tells the server that this client did not open the aggregate, and not why."""
+        return encode_abort(context, self._identity, self.round_key(context).key_id)
 
     def keep_countersignatures(self, context: RoundContext, heads: SignedHeads) -> None:
         """Records in this client's ledger which peers countersigned its head in an opened round. One that is none is left out."""

@@ -20,6 +20,7 @@ class Tag(IntEnum):
     PARTICIPANTS = 9
     MISSING_APPROVALS = 10
     NEXT_HISTORY = 11
+    ABORT = 12
     DONE = 100
     REFUSED = 101
 

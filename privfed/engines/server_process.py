@@ -43,6 +43,8 @@ def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:
             return server.receive_approval(payload).encode()
         case Tag.AGGREGATE:
             return server.aggregate()
+        case Tag.ABORT:
+            return server.receive_abort(payload).encode()
         case _:
             raise InvalidMessageError
 

@@ -100,6 +100,10 @@ class SpawnedServer:
         """See `Server.aggregate`."""
         return self._ask(Tag.AGGREGATE)
 
+    def receive_abort(self, data: bytes) -> str:
+        """See `Server.receive_abort`."""
+        return self._ask(Tag.ABORT, data).decode()
+
     def _ask(self, tag: Tag, payload: bytes = b"") -> bytes:
         try:
             write_frame(self._sink, tag, payload)

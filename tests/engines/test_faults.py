@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from privfed.agreement import OpeningPolicy
+from privfed.agreement import OpeningPolicy, RoundContext
 from privfed.consortium import Consortium
 from privfed.engines.dropouts import Dropouts
 from privfed.engines.local import Simulation, simulate
-from privfed.errors import AgreementMismatchError, CohortError
+from privfed.errors import AgreementMismatchError, CohortError, TamperedAggregateError
 from privfed.he.secret import SharedKey
-from privfed.round import Stage
+from privfed.round import Participant, Stage
+from privfed.wire import decode_abort
 
 Make = Callable[..., Consortium]
 
@@ -172,3 +173,25 @@ def test_a_log_line_that_a_crash_cut_off_is_dropped(model: torch.nn.Module, non_
     resumed = simulate(non_private(keys=keys), model, rounds=3, directory=tmp_path)
     assert np.array_equal(resumed.model.values, whole.model.values)
     assert len(log.read_bytes().splitlines()) == 4
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_of_a_client_that_refuses_the_aggregate_the_server_learns_that_and_not_why(
+    model: torch.nn.Module, non_private: Make, monkeypatch: pytest.MonkeyPatch, separate: bool
+) -> None:
+    whole = Participant.open
+
+    def refuses(party: Participant, context: RoundContext, data: bytes) -> None:
+        if party.session.name == "bank_1":
+            raise TamperedAggregateError
+        whole(party, context, data)
+
+    monkeypatch.setattr(Participant, "open", refuses)
+    with Simulation(non_private(), model, separate_server=separate) as simulation:
+        with pytest.raises(TamperedAggregateError):
+            simulation.run(rounds=1)
+        (folder,) = simulation.encrypted._site.spool.iterdir()
+        (stored,) = [path for path in folder.iterdir() if "abort" in path.name]
+        context = RoundContext(agreement=simulation.agreement, round=0)
+        key_id = simulation.encrypted.participants["bank_1"].session.round_key(context).key_id
+        assert decode_abort(stored.read_bytes(), context, key_id) == "bank_1"

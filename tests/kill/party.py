@@ -88,6 +88,8 @@ def answer(party: Participant, tag: Tag, context: RoundContext, data: bytes) -> 
         case Tag.AGGREGATE:
             party.open(context, data)
             return b""
+        case Tag.ABORT:
+            return party.abort(context)
         case _:
             raise ValueError(tag)
 

@@ -109,6 +109,9 @@ class Bank:
     def open(self, context: RoundContext, data: bytes) -> None:
         self._ask(Tag.AGGREGATE, context, data)
 
+    def abort(self, context: RoundContext) -> bytes:
+        return self._ask(Tag.ABORT, context)
+
 
 class Federation:
     """The parties, and a coordinator that knows nothing it could not ask again."""
