@@ -75,9 +75,9 @@ def check_delta(name: str, *, training: TrainingMechanism, budget: Budget) -> No
     """
     if isinstance(training, DpSgd) and budget.delta * training.record_limit >= 1:
         raise ValueError(
-            f"expected a delta far below one over the {training.record_limit} records that {name!r} declares at most, got {budget.delta:g}, "
-            "under which a record may be given away whole; nothing was charged; make the budget and its ledger with a delta of at most a "
-            "tenth of one over that number"
+            f"expected a delta far below one over the {training.record_limit} records that {name!r} declares at most, got "
+            f"{budget.delta:g}, under which a record may be given away whole; nothing was charged; take a delta of at most a tenth of "
+            "one over that number, for the budget and in a new ledger"
         )
 
 

@@ -14,8 +14,10 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import sqlite3
 import stat
+import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ _HASH_BYTES: Final = 32
 START: Final = bytes(_HASH_BYTES)  # the head before the first row
 _SLOT_BYTES: Final = 8 + 2 * _HASH_BYTES  # number of rows, hash of the last one, checksum
 _NONCE_BYTES: Final = 16
+_DATABASE: Final = b"SQLite format 3\0"  # how every one begins
 
 
 def extend(head: bytes, links: Iterable[bytes]) -> bytes:
@@ -61,8 +64,10 @@ class Chain:
     """The rows of one file, locked and verified when opened. Not for use in a forked child.
 
     Args:
-        path: The database. Made with mode 0600 if `create` is set and there is none.
+        path: The database. Made with mode 0600 if `create` is set and there is none. Beside a file that holds something else, nothing
+            is made.
         create: Whether a missing file is made, or refused.
+        read_only: Whether rows can only be read. A copy is opened, and the files stay as they are, to the byte.
 
     Raises:
         FileNotFoundError: If there is no such file and `create` is not set, or no such directory.
@@ -71,24 +76,31 @@ class Chain:
         LedgerError: If others than the owner may access the file, or the file system cannot write durably.
     """
 
-    def __init__(self, path: Path, *, create: bool) -> None:
+    def __init__(self, path: Path, *, create: bool, read_only: bool = False) -> None:
         resolved = path.resolve()  # two names of one file share one lock
         if not create and not resolved.exists():
             raise FileNotFoundError(f"expected a ledger at {path}, found none")
         head = resolved.with_name(resolved.name + ".head")
         self._name = path.name
         self._process = os.getpid()
+        self._read_only = read_only
+        self._check_files(resolved, head, create=create)
         with ExitStack() as resources:
-            self._head = resources.enter_context(os.fdopen(os.open(head, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0))
+            flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+            self._head = resources.enter_context(os.fdopen(os.open(head, flags, 0o600), "rb" if read_only else "r+b", buffering=0))
             self._lock()
-            os.close(os.open(resolved, os.O_RDWR | os.O_CREAT, 0o600))
+            if not read_only:
+                os.close(os.open(resolved, os.O_RDWR | os.O_CREAT, 0o600))
             if any(stat.S_IMODE(file.stat().st_mode) & 0o077 for file in (resolved, head)):
                 raise LedgerError(
                     f"expected {path.name} and its .head file to belong to the owner only; nothing was opened; run chmod 600 on both"
                 )
+            if read_only:
+                # Even to read a database after a crash, SQLite writes to it and to its log.
+                resolved = _copy(resolved, Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="privfed-ledger-"))))
             self._connection = resources.enter_context(closing(self._connect(resolved)))
             self._rows = self._read()
-            if self._read_head()[0] < len(self._rows):
+            if not read_only and self._read_head()[0] < len(self._rows):
                 self._write_head()  # else a second crash at the same place would leave it two rows behind, as if rows had been added
             self._resources = resources.pop_all()
         self._closed = False
@@ -119,6 +131,8 @@ class Chain:
         """
         if self._closed:
             raise LedgerError("the ledger is closed; nothing was written")
+        if self._read_only:
+            raise LedgerError("the ledger was opened to be read; nothing was written or charged; open it with Ledger.open or Ledger.reopen")
         if os.getpid() != self._process:
             raise LedgerLockedError("the ledger belongs to the process that forked this one; nothing was written; open it in one process")
         content = {**body, "nonce": os.urandom(_NONCE_BYTES).hex()}
@@ -152,6 +166,17 @@ class Chain:
         """Releases the file. Closing twice does nothing."""
         self._closed = True
         self._resources.close()
+
+    def _check_files(self, path: Path, head: Path, *, create: bool) -> None:
+        """Looks before anything is made: a file that is no ledger, or lost its head, gets none."""
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            start = file.read(len(_DATABASE))
+        if start != _DATABASE and (start or not (create or head.exists())):
+            self._tampered("it is not a database, or its first bytes are damaged")
+        if start and not head.exists():
+            self._headless()
 
     def _lock(self) -> None:
         # It ends with the process, however that ends. SQLite's own lock is not enough: whatever in this process opens and closes
@@ -204,6 +229,8 @@ class Chain:
             self._tampered("the database is damaged")
         # A crash between the two writes leaves the head one row behind, never more and never ahead.
         count, digest = self._read_head()
+        if not count and len(rows) > 1:
+            self._headless()
         if not count <= len(rows) <= count + 1:
             self._tampered(f"it has {len(rows)} rows where its head file counts {count}")
         if digest != (rows[count - 1].digest if count else START):
@@ -230,8 +257,23 @@ class Chain:
             "that process ends: two that spend at once would spend too much"
         )
 
+    def _headless(self) -> NoReturn:
+        raise LedgerTamperedError(
+            f"the head file {self._name}.head is missing or damaged, so nobody could tell whether rows were cut off; nothing was opened or "
+            f"spent; restore it with {self._name}, and its -wal file if there is one, from one copy, or treat the budget as used up"
+        )
+
     def _tampered(self, reason: str) -> NoReturn:
         raise LedgerTamperedError(
             f"{self._name} is not the ledger that was written: {reason}; nothing was opened or spent; restore the file, its -wal "
             "file and its .head file together, or treat the budget as used up"
         )
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    """A copy of a database and of its log, if it has one. The folder is the owner's alone."""
+    for suffix in ("", "-wal"):
+        file = path.with_name(path.name + suffix)
+        if file.exists():
+            shutil.copyfile(file, folder / file.name)
+    return folder / path.name

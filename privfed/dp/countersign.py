@@ -210,6 +210,26 @@ class HeadMemory:
         return found
 
 
+def remembered_head(path: Path, *, population: str) -> bytes:
+    """The head of a population's ledger that a party remembers, 32 bytes, out of its `HeadMemory` file, which is not written to.
+
+    Raises:
+        LedgerError: If the file is no such memory, or remembers no ledger of that population, or those of several owners.
+    """
+    query = "SELECT head FROM heads WHERE population = ?"
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            found: list[tuple[bytes]] = connection.execute(query, (population,)).fetchall()
+    except sqlite3.DatabaseError:
+        raise LedgerError(f"{path.name} is no memory of heads, or it is damaged; nothing was compared") from None
+    if len(found) != 1:
+        raise LedgerError(
+            f"expected {path.name} to remember one ledger of population {population!r}, got {len(found)}; nothing was compared; give the "
+            "head itself"
+        )
+    return found[0][0]
+
+
 def record(ledger: Ledger, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, owner: Party, context: bytes) -> None:
     """Keeps the peers' countersignatures in the ledger, for auditors, and to know what each peer has seen.
 

@@ -47,7 +47,7 @@ from privfed.dp.mechanism import (
     describe_event,
     encode_event,
 )
-from privfed.errors import LedgerError
+from privfed.errors import LedgerError, LedgerTamperedError
 
 _FINGERPRINT_BYTES: Final = 32
 _MOST_REASON: Final = 1000
@@ -130,9 +130,18 @@ class Ledger:
 
     @classmethod
     def reopen(cls, path: Path | str) -> Self:
-        """Opens a ledger that exists, as it was made: to show or verify it. Raises as `open` does, and FileNotFoundError."""
+        """Opens a ledger that exists, as it was made. Raises as `open` does, and FileNotFoundError; then it leaves nothing behind."""
+        return cls._existing(Chain(Path(path), create=False))
+
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """As `reopen`, to show or verify a ledger: no file of it is written to, and nothing can be charged."""
+        return cls._existing(Chain(Path(path), create=False, read_only=True))
+
+    @classmethod
+    def _existing(cls, chain: Chain) -> Self:
         with ExitStack() as resources:
-            ledger = cls._load(resources.enter_context(closing(Chain(Path(path), create=False))))
+            ledger = cls._load(resources.enter_context(closing(chain)))
             resources.pop_all()
         return ledger
 
@@ -335,6 +344,23 @@ class Ledger:
         if not 0 <= rows <= len(self._rows):
             raise ValueError(f"expected a number of rows from 0 to {len(self._rows)}, got {rows}")
         return self._chain.head_of(rows)
+
+    def rows_since(self, head: bytes) -> int:
+        """How many rows were added since the ledger had a head that somebody remembers; 0 if it has it now.
+
+        Args:
+            head: What `head` was, 32 bytes.
+
+        Raises:
+            LedgerTamperedError: If it never had that head: it was set back or exchanged, or the head is that of another ledger.
+        """
+        for rows in range(len(self._rows), 0, -1):
+            if self._chain.head_of(rows) == head:
+                return len(self._rows) - rows
+        raise LedgerTamperedError(
+            f"the ledger of {self.population!r} does not extend the head that is remembered; nothing was changed; it was set back to an "
+            "older copy or exchanged, or the head is that of another ledger: restore the files that had it, or treat the budget as used up"
+        )
 
     def countersigned(self, peer: str) -> int:
         """How many rows there were in the last head that a peer countersigned; 0 if it never did."""

@@ -166,10 +166,12 @@ def check(
     mechanism: TrainingMechanism,
     loss: PerSampleLoss,
     compiled: CompiledSum | None = None,
+    client: str = "the client",
 ) -> None:
     """Refuses whatever `train` refuses, without training. Call it before the ledger is charged.
 
-    The model and the loss run on made-up records only. Of the private data, the number of records and the labels are looked at.
+    The model and the loss run on made-up records only. Of the private data, the number of records and the labels are looked at. `client`
+    is whom a refusal of its records names.
 
     Raises:
         TypeError: If the mechanism is of an unknown kind.
@@ -185,8 +187,8 @@ def check(
         raise LayoutMismatchError("the start does not have the layout of the model; nothing was trained")
     if isinstance(mechanism, DpSgd) and len(samples) > mechanism.record_limit:
         raise UnsupportedDataError(
-            f"the client has more records than the declared limit of {mechanism.record_limit}; declare a smaller sample_rate or a "
-            "larger max_records; nothing was trained"
+            f"{client} has more records than the declared limit of {mechanism.record_limit}; declare a smaller sample_rate or a larger "
+            "max_records; nothing was trained"
         )
     if compiled is not None:
         check_compiled(compiled, layout=start.layout, loss=loss, mechanism=mechanism)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
@@ -456,6 +457,107 @@ def test_reopening_makes_no_ledger(path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="found none"):
         Ledger.reopen(path)
     assert files_of(path) == []
+
+
+def customers(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE customers (name TEXT)")
+
+
+NO_LEDGERS: dict[str, Callable[[Path], object]] = {
+    "text": lambda path: path.write_text("not a ledger"),
+    "empty": Path.touch,
+    "another database": customers,
+}
+
+
+@pytest.mark.parametrize("way", [Ledger.reopen, Ledger.read])
+@pytest.mark.parametrize("make", NO_LEDGERS.values(), ids=NO_LEDGERS)
+def test_a_file_that_is_no_ledger_stays_as_it_is_and_gets_no_files_beside_it(
+    path: Path, make: Callable[[Path], object], way: Callable[[Path], Ledger]
+) -> None:
+    make(path)
+    before = snapshot(path)
+    with pytest.raises(LedgerTamperedError, match="nothing was opened or spent"):
+        way(path)
+    assert snapshot(path) == before
+    assert files_of(path) == [path]
+
+
+@pytest.mark.parametrize("way", [open_ledger, Ledger.reopen, Ledger.read])
+def test_a_head_that_is_missing_is_refused_by_name_and_not_made_again(path: Path, way: Callable[[Path], Ledger]) -> None:
+    fill(path)
+    path.with_name(path.name + ".head").unlink()
+    for _ in range(2):
+        with pytest.raises(LedgerTamperedError, match=r"the head file bank_a\.ledger\.head is missing or damaged.*restore it"):
+            way(path)
+    assert files_of(path) == [path]
+
+
+def test_an_empty_file_becomes_a_ledger(path: Path) -> None:
+    path.touch(mode=0o600)
+    with open_ledger(path) as ledger:
+        assert ledger.spent() == 0
+
+
+def test_reading_sees_every_row_of_a_ledger_and_writes_to_no_file_even_after_a_crash(path: Path, tmp_path: Path) -> None:
+    crashed = tmp_path / "crashed" / path.name
+    crashed.parent.mkdir()
+    with open_ledger(path) as ledger:
+        ledger.reserve(CHEAP, session=SESSION, round=0, attempt=0)
+        head = path.with_name(path.name + ".head").read_bytes()
+        ledger.reserve(CHEAP, session=SESSION, round=1, attempt=0)
+        for file in files_of(path):
+            shutil.copy(file, crashed.parent)
+        expected = ledger.rows()
+    crashed.with_name(path.name + ".head").write_bytes(head)  # one row behind, as a crash leaves it
+    assert crashed.with_name(path.name + "-wal").stat().st_size > 0
+    before = snapshot(crashed)
+    for _ in range(2):
+        with Ledger.read(crashed) as ledger:
+            ledger.verify()
+            assert ledger.rows() == expected
+    assert snapshot(crashed) == before
+    with Ledger.reopen(crashed) as ledger:  # whereas this takes the log into the file
+        assert ledger.rows() == expected
+    assert snapshot(crashed) != before
+
+
+def test_a_ledger_that_is_read_cannot_be_charged_and_is_held_alone(path: Path) -> None:
+    fill(path, rounds=1)
+    with Ledger.read(path) as ledger:
+        spent = ledger.spent()
+        with pytest.raises(LedgerError, match="nothing was written or charged"):
+            ledger.reserve(CHEAP, session=SESSION, round=7, attempt=0)
+        with pytest.raises(LedgerLockedError):
+            open_ledger(path)
+    with open_ledger(path) as ledger:
+        assert ledger.spent() == spent
+        with pytest.raises(LedgerLockedError):
+            Ledger.read(path)
+
+
+def test_a_remembered_head_tells_growth_from_an_older_copy_and_from_another_ledger(path: Path, tmp_path: Path) -> None:
+    fill(path, rounds=2)
+    with Ledger.read(path) as ledger:
+        remembered, rows = ledger.head, len(ledger.rows())
+        assert ledger.rows_since(remembered) == 0
+    copy = {file.name: file.read_bytes() for file in files_of(path)}
+    with open_ledger(path) as ledger:
+        ledger.reserve(CHEAP, session=SESSION, round=7, attempt=0)
+        later = ledger.head
+        assert ledger.rows_since(remembered) == len(ledger.rows()) - rows == 1
+        assert ledger.rows_since(later) == 0
+    for name, content in copy.items():
+        path.with_name(name).write_bytes(content)
+    other = tmp_path / "other.ledger"
+    fill(other, rounds=2)
+    with Ledger.read(path) as older, Ledger.read(other) as stranger:  # both hold, taken by themselves
+        older.verify()
+        stranger.verify()
+        for ledger, head in ((older, later), (stranger, remembered), (older, bytes(32)), (older, b"")):
+            with pytest.raises(LedgerTamperedError, match="does not extend the head that is remembered; nothing was changed"):
+                ledger.rows_since(head)
 
 
 def test_all_files_are_accessible_to_their_owner_only(path: Path) -> None:

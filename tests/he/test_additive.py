@@ -2,6 +2,7 @@ import dataclasses
 import functools
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -18,13 +19,14 @@ from privfed.he.additive import (
     sum_first_polynomials,
     weighted_sum,
 )
-from privfed.he.codec import pack_words, unpack_words
+from privfed.he.codec import pack_words, quantise, unpack_words
 from privfed.he.params import CkksParams
 from privfed.he.secret import RoundBinding, SharedKey, encrypt, open_sum
 from privfed.update import Layout
 
 IMPORTS = """
 import sys
+from fractions import Fraction
 for name in ("torch", "opacus"):
     sys.modules[name] = None
 import privfed.he.additive
@@ -358,3 +360,27 @@ def test_the_public_half_loads_neither_keys_nor_torch():
 
 def test_no_type_but_the_vector_flows():
     assert set(CkksVector.__dataclass_fields__) == {"layout", "params", "key_id", "chunks", "fresh", "sealed_tags"}
+
+
+@pytest.mark.parametrize("name", ["parity", "compact", "standard", "compatible"])
+def test_120_rounds_with_keys_of_their_own_stay_bit_exact_whatever_the_coordinates_are(name):
+    prescaled = name in ("parity", "compatible")
+    params = getattr(CkksParams, name)(bound=0.5, **({"clients": 3} if prescaled else {}))
+    layout = Layout(names=("w",), shapes=((64,),))
+    shared, share = SharedKey.generate(), Fraction(1, 3) if prescaled else None
+    hostile = np.array(
+        [0.5, -0.5, 5e-324, -5e-324, 2.0**-1040, -0.0, 1e300, -1e300, np.nextafter(0.5, 0), params.step / 2, 1.5 * params.step]
+    )
+    for number in range(120):
+        rng = np.random.default_rng(number)
+        binding = RoundBinding(session=bytes(16), attempt=0, round=number, roster_digest=bytes(32), params=params)
+        answering = 2 + number % 2
+        coefficients = [1] * answering if prescaled else [int(part) for part in rng.integers(1, params.weight_sum // 3, answering)]
+        key, vectors, expected = shared.round_key(binding), [], np.zeros(64, np.int64)
+        for client, coefficient in enumerate(coefficients):
+            values = np.where(rng.random(64) < 0.5, rng.choice(hostile, 64), (-1.0) ** np.arange(64) * 0.5)
+            grid, _ = quantise(values, params, share)
+            key._used = False  # another client that derived the same key
+            vectors.append(encrypt(grid, layout, params, key, sender=f"bank_{client}"))
+            expected += coefficient * grid
+        assert np.array_equal(open_sum(weighted_sum(vectors, coefficients), key, coefficients=coefficients), expected)
