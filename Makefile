@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench docs nightly clean
+.PHONY: demo test check format bench docs nightly fuzz clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml constraints.txt
@@ -40,6 +40,10 @@ nightly: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
+
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz.run --minutes 10
 
 clean:
 	rm -rf $(VENV) docs/_build .pytest_cache .ruff_cache .hypothesis

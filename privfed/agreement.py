@@ -223,7 +223,7 @@ def decode_agreement(text: str) -> Agreement:
             populations=terms["populations"],
             silo=None if terms["silo"] is None else SiloNoise(**terms["silo"]),
         )
-    except (KeyError, IndexError, TypeError, AttributeError, StopIteration) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError, RecursionError) as error:
         raise ValueError("expected an agreement as encode_agreement writes it, got something else") from error
 
 

@@ -12,13 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import NoReturn, Self, final
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from privfed.errors import InvalidMessageError
 
 SIGNATURE_BYTES = 64
+_MOST_PEM_BYTES = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -93,11 +94,17 @@ class Identity:
             PermissionError: If others than the owner may read the file.
             ValueError: If the file holds no Ed25519 private key.
         """
-        if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise PermissionError(f"expected {path.name} to be readable by its owner only; run chmod 600 on it")
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        with path.open("rb") as file:
+            # The mode of the open file, not of the path: the file at the path could be exchanged in between.
+            if os.name == "posix" and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise PermissionError(f"expected {path.name} to be readable by its owner only; run chmod 600 on it")
+            pem = file.read(_MOST_PEM_BYTES)
+        try:
+            key = serialization.load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            key = None  # what exactly is wrong with a private key is nobody's business
         if not isinstance(key, Ed25519PrivateKey):
-            raise ValueError(f"expected an Ed25519 private key in {path.name}, got another kind")
+            raise ValueError(f"expected an Ed25519 private key without a password in {path.name}, got something else")
         return cls(name=name, key=key)
 
     def save(self, path: Path) -> None:
@@ -106,6 +113,8 @@ class Identity:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
 
     @property
     def name(self) -> str:

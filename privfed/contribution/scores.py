@@ -77,7 +77,7 @@ class ScoreStore:
         try:
             fields = json.loads(self._path.read_text(encoding="utf-8"))[_FORMAT]
             scores = Scores(rule=fields["rule"], rounds=tuple(fields["rounds"]), values=fields["values"])
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError("expected a file of scores as ScoreStore.save writes it, got something else") from error
         if scores.rule != self._rule:
             raise ValueError(f"expected scores of {self._rule}, got some of {scores.rule}")

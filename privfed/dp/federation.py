@@ -99,7 +99,7 @@ class FederationStatement:
             statements = tuple(PrivacyStatement.from_json(json.dumps(part)) for part in content["statements"])
             federation = cls(mode=content["mode"], statements=statements)
             same = {**json.loads(federation.to_json()), "claims": content["claims"], "statements": content["statements"]} == content
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError("expected a federation statement of this version, got something else") from error
         if not same:
             raise ValueError("expected a federation statement whose parts agree, got one that was edited or is of another version")

@@ -269,7 +269,7 @@ class PrivacyStatement:
                 not_covered=tuple(content["not_covered"]),
             )
             same = {**json.loads(statement.to_json()), "claims": content["claims"]} == content
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError("expected a privacy statement of this version, got something else") from error
         if not same:
             raise ValueError("expected a privacy statement whose parts agree, got one that was edited or is of another version")

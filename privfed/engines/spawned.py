@@ -109,6 +109,8 @@ class SpawnedServer:
             write_frame(self._sink, tag, payload)
             reply, answer = read_frame(self._source)
         except (EOFError, OSError) as error:
+            self._process.kill()  # a pipe can be gone a moment before its process
+            self._process.wait()
             raise ConnectionError("the server process is gone; its spool holds what it had received") from error
         if reply is Tag.DONE:
             return answer

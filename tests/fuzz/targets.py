@@ -1,0 +1,256 @@
+"""What hostile bytes can reach: every message, every key file, every text. A target either returns or refuses as documented.
+
+Two kinds for each message: bytes from a stranger, of which none may be accepted, and a payload that a party of the session itself
+signed, so that what stands behind the signature is reached at all.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from privfed.aggregation.rules import FedAvg
+from privfed.agreement import Agreement, OpeningPolicy, RoundContext, decode_agreement, encode_agreement
+from privfed.digest import RoundDigest, hash_message
+from privfed.dp.countersign import read_statement
+from privfed.dp.federation import FederationStatement
+from privfed.dp.mechanism import GaussianRelease
+from privfed.dp.statement import PrivacyStatement
+from privfed.errors import InvalidMessageError, PrivFedError
+from privfed.he.additive import check_chunk
+from privfed.he.params import CkksParams
+from privfed.he.secret import SharedKey, encrypt
+from privfed.identity import SIGNATURE_BYTES, Identity, Roster
+from privfed.message import Kind, seal
+from privfed.protect import round_key
+from privfed.update import Layout, Update
+from privfed.wire import (
+    decode_abort,
+    decode_aggregate,
+    decode_approval,
+    decode_digest,
+    decode_setup,
+    decode_statements,
+    decode_upload,
+    encode_abort,
+    encode_approval,
+    encode_digest,
+    encode_setup,
+    encode_upload,
+)
+
+CORPUS = Path(__file__).parent / "corpus"
+LARGEST = 40_000
+
+
+class HostileBytesAcceptedError(AssertionError):
+    """What nobody of the session signed was taken for a message."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that reads bytes from outside.
+
+    Args:
+        run: Reads them; raises only what is a finding.
+        samples: Valid inputs to start from.
+    """
+
+    run: Callable[[bytes], None]
+    samples: tuple[bytes, ...]
+
+
+class Session:
+    """Three banks and a server in the middle of a round, two of them with ledgers."""
+
+    def __init__(self) -> None:
+        self.server = Identity.generate("server")
+        self.banks = [Identity.generate(f"bank_{index}") for index in range(3)]
+        agreement = Agreement(
+            session=b"session of fuzzy",
+            roster=Roster(server=self.server.public, clients=tuple(bank.public for bank in self.banks)),
+            params=CkksParams.standard(),
+            layout=Layout(names=("weight",), shapes=((5,),)),
+            start=bytes(32),
+            weights={bank.name: 1.0 for bank in self.banks},
+            rule=FedAvg(),
+            policy=OpeningPolicy(),
+            populations={"bank_0": "accounts", "bank_1": "cards"},
+        )
+        self.context = RoundContext(agreement=agreement, round=3)
+        self.key = round_key(SharedKey.generate(), self.context)
+        self.signers = {kind: self.server if kind in (Kind.DIGEST, Kind.AGGREGATE) else self.banks[0] for kind in Kind}
+
+    @cached_property
+    def update(self) -> Update[Any]:
+        import numpy as np
+
+        agreement = self.context.agreement
+        vector = encrypt(np.arange(5), agreement.layout, agreement.params, self.key, sender="bank_0")
+        return Update(sender="bank_0", round=3, vector=vector)
+
+    @cached_property
+    def digest(self) -> RoundDigest:
+        names = self.context.agreement.roster.names
+        hashes = tuple(hash_message(name.encode()) for name in names)
+        return RoundDigest(participants=names, coefficients=(1, 1, 1), upload_hashes=hashes, rule="FedAvg", key_id=self.key.key_id)
+
+    @cached_property
+    def messages(self) -> Mapping[Kind, bytes]:
+        bank, heads = self.banks[0], {"bank_0": b"a head", "bank_1": b"another"}
+        digest = encode_digest(self.context, self.server, self.digest, heads)
+        approvals = [
+            encode_approval(
+                self.context, each, self.digest, {name: bytes(SIGNATURE_BYTES) for name in ("bank_0", "bank_1") if name != each.name}
+            )
+            for each in self.banks
+        ]
+        packed = b"".join(len(message).to_bytes(4, "big") + message for message in (digest, *approvals))
+        params = self.context.agreement.params
+        size = params.polynomial_bytes + 3 * 64 if params.seeded_sums else params.sum_chunk_bytes
+        payload = (3).to_bytes(4, "big") + packed + 3 * bytes(188) + bytes(size)
+        return {
+            Kind.SETUP: encode_setup(self.context, bank, self.key.key_id),
+            Kind.UPLOAD: encode_upload(self.context, bank, self.update, statement=b"a head"),
+            Kind.DIGEST: digest,
+            Kind.APPROVAL: approvals[0],
+            Kind.AGGREGATE: seal(self.context, self.server, Kind.AGGREGATE, key_id=self.key.key_id, payload=payload),
+            Kind.ABORT: encode_abort(self.context, bank, self.key.key_id),
+        }
+
+    def decode(self, kind: Kind, data: bytes) -> None:
+        key_id = self.key.key_id
+        match kind:
+            case Kind.SETUP:
+                decode_setup(data, self.context)
+            case Kind.UPLOAD:
+                decode_upload(data, self.context, key_id)
+            case Kind.DIGEST:
+                decode_digest(data, self.context, key_id)
+                decode_statements(data, self.context, key_id)
+            case Kind.APPROVAL:
+                decode_approval(data, self.context, self.digest)
+            case Kind.AGGREGATE:
+                decode_aggregate(data, self.context, key_id)
+            case Kind.ABORT:
+                decode_abort(data, self.context, key_id)
+
+    def stranger(self, kind: Kind) -> Target:
+        """Bytes as they come from the network."""
+        authentic = self.messages[kind]
+
+        def run(data: bytes) -> None:
+            try:
+                self.decode(kind, data)
+            except InvalidMessageError:
+                return
+            if data != authentic:
+                raise HostileBytesAcceptedError(kind.name)
+
+        return Target(run=run, samples=(authentic,))
+
+    def insider(self, kind: Kind) -> Target:
+        """A payload that its rightful sender signed."""
+        empty = seal(self.context, self.signers[kind], kind, key_id=self.key.key_id, payload=b"")
+        payload = self.messages[kind][len(empty) - SIGNATURE_BYTES : -SIGNATURE_BYTES]
+
+        def run(data: bytes) -> None:
+            with suppress(PrivFedError):
+                self.decode(kind, seal(self.context, self.signers[kind], kind, key_id=self.key.key_id, payload=data))
+
+        return Target(run=run, samples=(payload,))
+
+    def header(self) -> Target:
+        """A whole body, header included, that a party signed."""
+        body = self.messages[Kind.SETUP][:-SIGNATURE_BYTES]
+
+        def run(data: bytes) -> None:
+            with suppress(PrivFedError):
+                self.decode(Kind.SETUP, data + self.banks[0].sign(data))
+
+        return Target(run=run, samples=(body,))
+
+    def statement(self) -> Target:
+        """The head of a ledger, signed by its owner."""
+        owner = self.banks[0]
+        body = (
+            b"privfed ledger head v1\x00\x06bank_0\x00\x08accounts" + bytes(32) + bytes(8) + bytes(32) + (1).to_bytes(8, "big") + bytes(32)
+        )
+
+        def run(data: bytes) -> None:
+            with suppress(PrivFedError):
+                read_statement(data + owner.sign(data), owner=owner.public, context=bytes(32))
+
+        return Target(run=run, samples=(body,))
+
+    def chunk(self, *, fresh: bool) -> Target:
+        """A ciphertext, past every signature."""
+        params = self.context.agreement.params
+        sample = self.update.vector.chunks[0] if fresh else bytes(params.sum_chunk_bytes)
+
+        def run(data: bytes) -> None:
+            with suppress(PrivFedError):
+                check_chunk(data, params, fresh=fresh)
+
+        return Target(run=run, samples=(sample,))
+
+
+def json_text(read: Callable[[str], object], sample: str) -> Target:
+    """A document that somebody hands on."""
+
+    def run(data: bytes) -> None:
+        with suppress(PrivFedError, ValueError):
+            read(data.decode())
+
+    return Target(run=run, samples=(sample.encode(),))
+
+
+def privacy_statement() -> PrivacyStatement:
+    event = GaussianRelease(noise_multiplier=8.0)
+    return PrivacyStatement.of([event] * 2, population="bank", delta=1e-6, max_grad_norm=1.0)
+
+
+def key_file(load: Callable[[Path], object], save: Callable[[Path], None]) -> Target:
+    """A file with a secret."""
+    folder = Path(tempfile.mkdtemp(prefix="privfed-fuzz-"))
+    save(folder / "valid")
+    sample = (folder / "valid").read_bytes()
+
+    def run(data: bytes) -> None:
+        path = folder / "file"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+        with suppress(PrivFedError, ValueError):
+            load(path)
+
+    return Target(run=run, samples=(sample,))
+
+
+def targets() -> dict[str, Target]:
+    """All of them, by name."""
+    session = Session()
+    found = {f"stranger-{kind.name.lower()}": session.stranger(kind) for kind in Kind}
+    found |= {f"insider-{kind.name.lower()}": session.insider(kind) for kind in Kind}
+    return found | {
+        "header": session.header(),
+        "statement": session.statement(),
+        "fresh-chunk": session.chunk(fresh=True),
+        "sum-chunk": session.chunk(fresh=False),
+        "agreement": json_text(decode_agreement, encode_agreement(session.context.agreement)),
+        "privacy-statement": json_text(PrivacyStatement.from_json, privacy_statement().to_json()),
+        "federation-statement": json_text(
+            FederationStatement.from_json, FederationStatement(mode="SharedKey", statements=(privacy_statement(),)).to_json()
+        ),
+        "shared-key-file": key_file(SharedKey.load, SharedKey.generate().save),
+        "identity-file": key_file(lambda path: Identity.load(path, name="bank"), Identity.generate("bank").save),
+    }
+
+
+def corpus(name: str) -> Iterable[bytes]:
+    """Inputs that are kept: what once broke a target, and what reaches its corners."""
+    folder = CORPUS / name
+    return [path.read_bytes() for path in sorted(folder.iterdir())] if folder.is_dir() else []
