@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
 
+from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.rules import FedAvg, Rule, WeightRule
 from privfed.aggregation.weighting import Weighting
 from privfed.dp.silo import SiloNoise
@@ -81,12 +82,15 @@ class Agreement:
         populations: Population of the privacy ledger of every client that keeps one, by name of the client. In every round its peers
             demand the ledger's head, and refuse one that was set back.
         silo: Noise that protects whole silos, which every client adds to its upload; None for none.
+        private_weights: That clients keep their weights to themselves: then all of `weights` are 1, and the policy counts heads. None
+            where the weights are public.
 
     Raises:
         ValueError: If the session is not 16 bytes or the start not 32, a client has no weight, a population is not that of a client,
-            or rule and parameters cannot express the weights; or as `Weighting`, or if the noise is for another length of updates.
+            or rule and parameters cannot express the weights; or as `Weighting`, if the noise is for another length of updates, or
+            if there are public weights beside private ones.
         UnsupportedInThisModeError: If the rule needs inner products, which these parameters cannot compute on ciphertexts; or as
-            `Weighting`.
+            `Weighting`, or if private weights meet silo noise, another rule than FedAvg, or clients that pre-scale.
         OpeningRefusedError: If the policy would refuse even a round of all clients.
     """
 
@@ -100,6 +104,7 @@ class Agreement:
     policy: OpeningPolicy = field(default_factory=OpeningPolicy)
     populations: Mapping[str, str] = field(default_factory=dict[str, str])
     silo: SiloNoise | None = None
+    private_weights: PrivateWeights | None = None
 
     def __post_init__(self) -> None:
         if len(self.session) != SESSION_BYTES or len(self.start) != DIGEST_BYTES:
@@ -116,7 +121,24 @@ class Agreement:
         object.__setattr__(self, "populations", MappingProxyType(kept))
         if self.silo is not None and self.silo.coordinates != self.layout.size:
             raise ValueError(f"expected silo noise for updates of {self.layout.size} coordinates, got {self.silo.coordinates}")
+        if self.private_weights is not None:
+            self._check_private(self.private_weights)
         self.coefficients(self.roster.names)
+
+    def _check_private(self, private: PrivateWeights) -> None:
+        if self.silo is not None or self.params.prescaled or not isinstance(self.rule, FedAvg):
+            raise UnsupportedInThisModeError(
+                "private weights need FedAvg without silo noise, and parameters for which the clients do not pre-scale; nothing was "
+                "agreed; take CkksParams.standard"
+            )
+        if set(self.weights.values()) != {1}:
+            raise ValueError("expected weights of 1 beside private weights, because the weights of an agreement are public")
+        private.check_capacity(self.params, clients=len(self.weights))
+
+    @cached_property
+    def sent_layout(self) -> Layout:
+        """Layout of what is encrypted: the model's, with the weight where weights are private."""
+        return self.layout if self.private_weights is None else self.private_weights.layout(self.layout)
 
     def coefficients(self, participants: Collection[str]) -> dict[str, int]:
         """The integer weights in the mean that a round of these participants must have, in roster order.
@@ -158,6 +180,7 @@ class Agreement:
         policy = struct.pack(">Qd", self.policy.min_clients, self.policy.max_share)
         populations = json.dumps(list(self.populations.items())).encode()
         silo = b"none" if self.silo is None else self.silo.digest
+        private = b"none" if self.private_weights is None else struct.pack(">Q", self.private_weights.largest)
         return MappingProxyType(
             {
                 "roster": self.roster.digest,
@@ -169,6 +192,7 @@ class Agreement:
                 "policy": hashlib.sha256(b"privfed policy v1" + policy).digest(),
                 "populations": hashlib.sha256(b"privfed populations v1" + populations).digest(),
                 "silo noise": hashlib.sha256(b"privfed silo noise v1" + silo).digest(),
+                "private weights": hashlib.sha256(b"privfed private weights v1" + private).digest(),
             }
         )
 
@@ -198,6 +222,7 @@ def encode_agreement(agreement: Agreement) -> str:
             "policy": {"min_clients": policy.min_clients, "max_share": policy.max_share},
             "populations": dict(agreement.populations),
             "silo": None if silo is None else {field: getattr(silo, field) for field in _SILO_FIELDS} | {"weights": dict(silo.weights)},
+            "private_weights": None if agreement.private_weights is None else agreement.private_weights.largest,
         }
     )
 
@@ -222,6 +247,7 @@ def decode_agreement(text: str) -> Agreement:
             policy=OpeningPolicy(**terms["policy"]),
             populations=terms["populations"],
             silo=None if terms["silo"] is None else SiloNoise(**terms["silo"]),
+            private_weights=None if terms["private_weights"] is None else PrivateWeights(largest=terms["private_weights"]),
         )
     except (KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError, RecursionError) as error:
         raise ValueError("expected an agreement as encode_agreement writes it, got something else") from error

@@ -33,7 +33,8 @@ class Client:
     Args:
         name: Name in the roster. Public.
         data: The client's records. Private.
-        weight: Public, agreed weight in the aggregate; not a count of records. Positive.
+        weight: Weight in the aggregate, positive. Public and agreed, and so not a count of records, unless the consortium has
+            `PrivateWeights`; then it stays with the client.
         training: How it trains. Public.
         ledger: Account of what its data have spent. `DpSgd` cannot be without one.
         compiled: What `compile_sum` made of the model, the loss and `training`; left out, nothing is compiled.
@@ -133,6 +134,11 @@ class Trainer:
         # Data are known again after a restart, and other data in the same account are noticed.
         ledger = client.ledger
         self._fingerprint = None if ledger is None else ledger.fingerprint(client.data.features, client.data.labels)
+
+    @property
+    def weight(self) -> float:
+        """The client's weight. Public, unless the agreement says that weights are private."""
+        return self._client.weight
 
     @property
     def population(self) -> str | None:

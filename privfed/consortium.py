@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
+from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.rules import CumulativeRule, FedAvg, PlaintextRule, Rule, WeightRule
 from privfed.agreement import OpeningPolicy
 from privfed.client import Client
@@ -41,12 +42,14 @@ class Consortium:
         correction: Data-independent correction of every client's gradients, for example `FedProx`; or `Scaffold`.
         silo: Noise with which every client protects itself as a whole, beside what training does for its records. Every client needs a
             ledger with a `silo_budget`.
+        private_weights: That the weights of the clients stay with them; whole numbers up to a largest one. The policy then counts heads.
 
     Raises:
         ValueError: If there is no client, or two have the same name; or if there is silo noise and a client has another weight than it
-            was made for, or no ledger with a budget for it.
+            was made for, or no ledger with a budget for it; or if a private weight is no whole number up to the largest one.
         UnsupportedInThisModeError: If the rule needs inner products of updates, or the updates, and these are encrypted; if it
-            needs a reference; or as `Scaffold.check`; or if silo noise meets anything but encrypted FedAvg without SCAFFOLD.
+            needs a reference; or as `Scaffold.check`; or if silo noise meets anything but encrypted FedAvg without SCAFFOLD,
+            or private weights anything but encrypted FedAvg without SCAFFOLD and silo noise.
     """
 
     clients: Sequence[Client]
@@ -58,6 +61,7 @@ class Consortium:
     loss: PerSampleLoss = binary_cross_entropy
     correction: Correction | Scaffold | None = None
     silo: SiloNoise | None = None
+    private_weights: PrivateWeights | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(self.clients))
@@ -70,6 +74,8 @@ class Consortium:
             self.correction.check(weights=weights, training=training, rule=self.rule)
         if self.silo is not None:
             self._check_silo(self.silo)
+        if self.private_weights is not None:
+            self._check_private_weights(self.private_weights)
         if self.encrypted:
             _ = self.session_rule
         elif not isinstance(self.rule, PlaintextRule) and self.rule.needs_gram is True and self.rule.needs_reference:
@@ -89,6 +95,14 @@ class Consortium:
         without = [client.name for client in self.clients if client.ledger is None or client.ledger.terms.silo_budget is None]
         if without:
             raise ValueError(f"expected a ledger with a silo_budget for every client, got none for {without}")
+
+    def _check_private_weights(self, private: PrivateWeights) -> None:
+        if not self.encrypted or not isinstance(self.rule, FedAvg) or self.silo is not None or isinstance(self.correction, Scaffold):
+            raise UnsupportedInThisModeError(
+                "private weights need encryption and FedAvg, without silo noise and SCAFFOLD; nothing was started; agree on public weights"
+            )
+        for client in self.clients:
+            private.check(client.weight, name=client.name)
 
     @property
     def session_rule(self) -> WeightRule:

@@ -50,7 +50,7 @@ class KeyHolder:
                 policy does not allow the opening.
             TamperedAggregateError: If it is not the announced combination of the signed uploads.
             AlreadyOpenedError: If the round is promised to another digest, another aggregate was begun, or it is finished.
-            DecryptionError: If it does not decrypt to grid points.
+            DecryptionError: If it does not decrypt to grid points, or to no weights that the agreement allows.
             PrivFedError: As `wire.decode_aggregate`.
         """
         message = decode_aggregate(data, self._context, self._round_key.key_id)
@@ -64,7 +64,11 @@ class KeyHolder:
         self._journal.begin(self._context, digest.digest(self._context), aggregate=opened)
         agreement = self._context.agreement
         grid_sum = open_sum(total, self._round_key, coefficients=agreement.weighting.multipliers(digest.coefficients))
-        values = dequantise(grid_sum, agreement.weighting.divisor(digest.participants), agreement.params)
+        private = agreement.private_weights
+        if private is None:
+            values = dequantise(grid_sum, agreement.weighting.divisor(digest.participants), agreement.params)
+        else:
+            values = private.mean(grid_sum, clients=len(digest.participants), params=agreement.params)
         self._opened, self._digest, self._heads = opened, digest.digest(self._context), message.heads
         return Aggregate(round=self._context.round, vector=PlainVector(layout=agreement.layout, values=values), coefficients=digest.by_name)
 

@@ -29,7 +29,7 @@ FORMAT_VERSION = 1
 MAX_TEXT_BYTES = 255
 _PREFIX = struct.Struct(f">{len(MAGIC)}sBB")
 _ROUND = struct.Struct(f">{SESSION_BYTES}sII{DIGEST_BYTES}s")
-_PARTS = ("roster", "params", "layout", "start", "weights", "rule", "policy", "populations", "silo noise")
+_PARTS = ("roster", "params", "layout", "start", "weights", "rule", "policy", "populations", "silo noise", "private weights")
 MAX_FRAME_BYTES = _PREFIX.size + _ROUND.size + len(_PARTS) * DIGEST_BYTES + KEY_ID_BYTES + 2 * (1 + MAX_TEXT_BYTES) + 8 + SIGNATURE_BYTES
 
 

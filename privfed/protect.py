@@ -1,13 +1,11 @@
 """The client's outbound boundary: what leaves it is on the grid and encrypted."""
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 from privfed.agreement import RoundContext
-from privfed.dp.silo import SiloNoise
+from privfed.errors import LayoutMismatchError
 from privfed.he.additive import CkksVector
 from privfed.he.codec import quantise
-from privfed.he.params import CkksParams
 from privfed.he.secret import RoundBinding, RoundKey, SharedKey, encrypt
 from privfed.update import PlainVector, Update
 
@@ -44,29 +42,34 @@ def round_key(key: SharedKey, context: RoundContext) -> RoundKey:
     )
 
 
-def protect(
-    update: Update[PlainVector], *, params: CkksParams, round_key: RoundKey, share: Fraction | None = None, silo: SiloNoise | None = None
-) -> Protected:
+def protect(update: Update[PlainVector], context: RoundContext, *, round_key: RoundKey, weight: float = 1) -> Protected:
     """Clips every coordinate to the public bound, scales and quantises to the grid, encrypts, and seals tags.
 
-    With silo noise it clips the Euclidean norm on the grid, applies the sender's weight, and adds its share of the noise, before it
-    encrypts; then no coordinate saturates.
+    What else happens before the encryption follows from the agreement. Where clients pre-scale, the sender's share of all weights is
+    applied. With silo noise the Euclidean norm is clipped on the grid, the sender's weight applied, and its share of the noise added;
+    then no coordinate saturates. With private weights the sender's own weight is applied, and sent along.
 
     Args:
         update: In the clear. Private.
-        params: Encryption parameters of the session.
+        context: Agreement, round and attempt.
         round_key: Key of this round and attempt; it encrypts once.
-        share: The sender's `Weighting.share`: its share of all weights if the clients pre-scale, else None. Public.
-        silo: The session's noise for whole silos, if it agreed on any. Public.
+        weight: The sender's own weight, where the agreement says that weights are private. Private.
 
     Raises:
-        ValueError: If the share is missing, out of its range, or not for these parameters, or as `SiloNoise.noised`; nothing was
-            encrypted.
+        LayoutMismatchError: If the update has another layout than the agreement; nothing was encrypted.
+        ValueError: If the agreement does not know the sender, or as `SiloNoise.noised` and `PrivateWeights.check`; nothing was encrypted.
         PrivFedError: As `he.secret.encrypt`.
     """
-    if silo is None:
-        grid, saturated = quantise(update.vector.values, params, share)
+    agreement, values, saturated = context.agreement, update.vector.values, 0
+    params = agreement.params
+    if update.vector.layout != agreement.layout:
+        raise LayoutMismatchError("the update does not have the layout of the agreement; nothing was encrypted")
+    if agreement.silo is not None:
+        grid = agreement.silo.noised(update.sender, values, step=params.step)
+    elif agreement.private_weights is not None:
+        private = agreement.private_weights
+        grid, saturated = private.grid(values, private.check(weight, name=update.sender), params)
     else:
-        grid, saturated = silo.noised(update.sender, update.vector.values, step=params.step), 0
-    vector = encrypt(grid, update.vector.layout, params, round_key, sender=update.sender)
+        grid, saturated = quantise(values, params, agreement.weighting.share(update.sender))
+    vector = encrypt(grid, agreement.sent_layout, params, round_key, sender=update.sender)
     return Protected(update=Update(sender=update.sender, round=update.round, vector=vector), saturated=saturated)

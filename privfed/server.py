@@ -235,7 +235,7 @@ class Server:
         return self._store(Kind.ABORT, sender, data, phase=Phase.DONE, cohort=self._context.agreement.roster.names)
 
     def _sum(self, digest: RoundDigest) -> CkksVector | SeededSum:
-        params, layout = self._context.agreement.params, self._context.agreement.layout
+        params, layout = self._context.agreement.params, self._context.agreement.sent_layout
         indices = range(params.chunks(layout))
         seeds = {name: bytearray() for name in digest.participants}
         if params.seeded_sums:

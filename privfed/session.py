@@ -102,10 +102,8 @@ class ClientSession:
         name = f"{context.agreement.session.hex()}-{context.round}-{context.attempt}"
         if not self._outbox.has(name):
             update = self._trainer.train(self._state.values, **place)
-            agreement = context.agreement
-            share = agreement.weighting.share(self.name)
-            protected = protect(update, params=agreement.params, round_key=self.round_key(context), share=share, silo=agreement.silo)
-            peers = tuple(peer for peer in agreement.roster.names if peer != self.name)
+            protected = protect(update, context, round_key=self.round_key(context), weight=self._trainer.weight)
+            peers = tuple(peer for peer in context.agreement.roster.names if peer != self.name)
             statement = self._trainer.state_head(self._identity, context=context.digest, peers=peers)
             self._outbox.put(name, encode_upload(context, self._identity, protected.update, statement=statement))
         self._trainer.commit(**place)

@@ -103,7 +103,7 @@ def encode_upload(context: RoundContext, identity: Identity, update: Update[Ckks
     agreement = context.agreement
     if (update.sender, update.round) != (identity.name, context.round):
         raise ValueError(f"expected an update of {identity.name!r} for round {context.round}, got {update!r}")
-    if vector.layout != agreement.layout or vector.params != agreement.params or not vector.fresh:
+    if vector.layout != agreement.sent_layout or vector.params != agreement.params or not vector.fresh:
         raise ValueError("expected a fresh vector with the layout and the parameters of the session, got another")
     if not _right_statement(statement, identity.name, context):
         raise ValueError(
@@ -121,7 +121,7 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[C
         RoundMismatchError: If it is authentic and encrypted under another key than `key_id`.
         PrivFedError: As `message.unseal`.
     """
-    params, layout = context.agreement.params, context.agreement.layout
+    params, layout = context.agreement.params, context.agreement.sent_layout
     update_size = params.chunks(layout) * params.fresh_chunk_bytes + SEALED_TAGS_BYTES
     most_statement = MAX_STATEMENT_BYTES if context.agreement.populations else 0
     frame = unseal(data, context, Kind.UPLOAD, max_payload=most_statement + _LENGTH_BYTES + update_size)
@@ -148,7 +148,7 @@ def upload_statement(data: bytes, context: RoundContext) -> bytes:
 def upload_chunk(length: int, context: RoundContext, index: int) -> slice:
     """Where chunk `index` stands in a verified upload message of `length` bytes, for servers that stream from disk."""
     params = context.agreement.params
-    start = length - SIGNATURE_BYTES - SEALED_TAGS_BYTES - (params.chunks(context.agreement.layout) - index) * params.fresh_chunk_bytes
+    start = length - SIGNATURE_BYTES - SEALED_TAGS_BYTES - (params.chunks(context.agreement.sent_layout) - index) * params.fresh_chunk_bytes
     return slice(start, start + params.fresh_chunk_bytes)
 
 
@@ -298,7 +298,7 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
     approvals_size = COUNT_BYTES + clients * (_LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
     digest_size = _LENGTH_BYTES + MAX_FRAME_BYTES + _max_digest_payload(context)
     chunk_size = params.polynomial_bytes + clients * SEED_BYTES if params.seeded_sums else params.sum_chunk_bytes
-    total_size = params.chunks(context.agreement.layout) * chunk_size
+    total_size = params.chunks(context.agreement.sent_layout) * chunk_size
     max_payload = approvals_size + digest_size + clients * ABRIDGED_BYTES + total_size
     frame = unseal(data, context, Kind.AGGREGATE, max_payload=max_payload)
     _check_key(frame.sender, frame.key_id, key_id)
@@ -350,11 +350,11 @@ def _check_key(sender: str, key_id: bytes, expected: bytes) -> None:
 
 
 def _read_chunks(reader: Reader, context: RoundContext, size: int) -> tuple[bytes, ...]:
-    return tuple(reader.take(size) for _ in range(context.agreement.params.chunks(context.agreement.layout)))
+    return tuple(reader.take(size) for _ in range(context.agreement.params.chunks(context.agreement.sent_layout)))
 
 
 def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> CkksVector | SeededSum:
-    params, layout = context.agreement.params, context.agreement.layout
+    params, layout = context.agreement.params, context.agreement.sent_layout
     chunks = _read_chunks(reader, context, params.polynomial_bytes if params.seeded_sums else params.sum_chunk_bytes)
     seeds = tuple(reader.take(SEED_BYTES * len(chunks)) for _ in digest.participants) if params.seeded_sums else ()
     reader.end()

@@ -1,6 +1,6 @@
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Parties:
     key: SharedKey
     agreement: Agreement
     directory: Path
+    private_weights: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def meet(cls, directory: Path, *, count: int = 4, **changes: Any) -> "Parties":
@@ -110,8 +111,7 @@ class Round:
     def encode(self, name: str, values: ArrayLike, key: RoundKey | None = None) -> bytes:
         agreement = self.context.agreement
         update = Update(sender=name, round=self.context.round, vector=PlainVector(layout=agreement.layout, values=values))
-        share = agreement.weighting.share(name)
-        protected = protect(update, params=agreement.params, round_key=key or self.new_key(), share=share, silo=agreement.silo)
+        protected = protect(update, self.context, round_key=key or self.new_key(), weight=self.parties.private_weights.get(name, 1))
         statement = f"the head of {name}'s ledger".encode() if name in agreement.populations else b""
         return encode_upload(self.context, self.parties.clients[name], protected.update, statement=statement)
 

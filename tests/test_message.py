@@ -111,7 +111,8 @@ def test_a_message_has_the_bytes_that_the_format_says(traffic: Traffic) -> None:
         b"privfed\0\x01\x01" + bytes([len(name)]) + name + b"session of tests" + struct.pack(">II", 5, 2) + bytes(32)
         + b"".join(digests) + agreement.start
         + agreement.parts["weights"] + agreement.parts["rule"] + agreement.parts["policy"]
-        + agreement.parts["populations"] + agreement.parts["silo noise"] + traffic.key_id
+        + agreement.parts["populations"] + agreement.parts["silo noise"] + agreement.parts["private weights"]
+        + traffic.key_id
         + bytes([len(versions)]) + versions + bytes(8)
     )  # fmt: skip
     assert traffic.messages[Kind.SETUP] == traffic.resigned(Kind.SETUP, body)
@@ -222,7 +223,7 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
     monkeypatch.setattr(PublicIdentity, "verify", lambda self, body, signature: looked.append(signature))
     params, clients, owners = traffic.context.agreement.params, 3, len(traffic.context.agreement.populations)
     # What the layout, the parameters and the roster allow at most, counted from the format: not from the code.
-    frame = 8 + 2 + 16 + 8 + 10 * 32 + 16 + 2 * 256 + 8 + 64
+    frame = 8 + 2 + 16 + 8 + 11 * 32 + 16 + 2 * 256 + 8 + 64
     abridged, chunk = 32 + 92 + 64, params.polynomial_bytes + clients * 64
     digest = 256 + 4 + clients * (256 + 8 + 32 + 4) + owners * 2**20
     approval = 32 + owners * 64

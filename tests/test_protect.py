@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privfed.errors import ParametersMismatchError, RoundKeyUsedError, TamperedAggregateError
+from privfed.errors import LayoutMismatchError, ParametersMismatchError, RoundKeyUsedError, TamperedAggregateError
 from privfed.he.additive import CkksVector, seeded_sum, weighted_sum
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey, check_sum, open_sum
 from privfed.identity import Identity, Roster
 from privfed.protect import Protected, protect, round_key
-from privfed.update import PlainVector, Update
+from privfed.update import Layout, PlainVector, Update
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def plain(joint: Any, values: Any) -> Update[PlainVector]:
 
 
 def guarded(joint: Any, values: Any) -> Protected:
-    return protect(plain(joint, values), params=joint.context.agreement.params, round_key=joint.new_key())
+    return protect(plain(joint, values), joint.context, round_key=joint.new_key())
 
 
 def test_what_leaves_is_encrypted_and_opens_to_the_grid(joint: Any) -> None:
@@ -46,28 +46,28 @@ def test_coordinates_beyond_the_bound_are_clipped_and_counted_locally(joint: Any
     assert opened.tolist() == [top, -top, top, -top, top, round(top / 2), 0, 0]
 
 
-def test_where_clients_pre_scale_the_share_is_demanded_and_applied(meet: Callable[..., Any]) -> None:
+def test_where_clients_pre_scale_the_share_of_the_sender_is_applied(meet: Callable[..., Any]) -> None:
     params = CkksParams.parity(clients=4)
     joint = meet(params=params, weights={"bank_00": 1, "bank_01": 2, "bank_02": 3, "bank_03": 2}).round()
     assert joint.context.agreement.weighting.share("bank_00") == Fraction(1, 8)
-    key = joint.new_key()
-    with pytest.raises(ValueError, match="expected a share of the weights for these parameters"):
-        protect(plain(joint, [1.0] * 8), params=params, round_key=key)
-    protected = protect(plain(joint, [1.0, -0.5, 2.0, 0, 0, 0, 0, 0]), params=params, round_key=key, share=Fraction(1, 8))
+    protected = guarded(joint, [1.0, -0.5, 2.0, 0, 0, 0, 0, 0])
     assert protected.saturated == 1
     opened = open_sum(weighted_sum([protected.update.vector], [1]), joint.new_key(), coefficients=[1])
     eighth = round(params.amplitude / 8)
     assert opened.tolist() == [eighth, -round(params.amplitude / 16), eighth, 0, 0, 0, 0, 0]
 
 
-def test_a_share_where_the_server_weights_is_refused(joint: Any) -> None:
-    with pytest.raises(ValueError, match="expected no share"):
-        protect(plain(joint, [0.0] * 8), params=joint.context.agreement.params, round_key=joint.new_key(), share=Fraction(1, 4))
+def test_an_update_of_another_layout_is_refused(joint: Any) -> None:
+    other = Layout(names=("weight",), shapes=((8,),))
+    with pytest.raises(LayoutMismatchError, match="nothing was encrypted"):
+        protect(
+            Update(sender="bank_00", round=0, vector=PlainVector(layout=other, values=[0.0] * 8)), joint.context, round_key=joint.new_key()
+        )
 
 
 def test_the_tags_of_an_upload_are_sealed_for_its_sender(joint: Any) -> None:
     key = joint.new_key()
-    vector = protect(plain(joint, [0.5] * 8), params=joint.context.agreement.params, round_key=key).update.vector
+    vector = protect(plain(joint, [0.5] * 8), joint.context, round_key=key).update.vector
     total = check_sum(seeded_sum([vector], [1]), joint.new_key(), sealed_tags={"bank_00": vector.sealed_tags}, coefficients=[1])
     assert not total.fresh
     with pytest.raises(TamperedAggregateError):
@@ -82,20 +82,21 @@ def test_the_number_of_clipped_coordinates_is_not_in_what_leaves_nor_in_any_text
 
 def test_the_update_in_the_clear_is_not_changed(joint: Any) -> None:
     update = plain(joint, [2.0] * 8)
-    protect(update, params=joint.context.agreement.params, round_key=joint.new_key())
+    protect(update, joint.context, round_key=joint.new_key())
     assert update.vector.values.tolist() == [2.0] * 8
 
 
 def test_a_round_key_encrypts_once(joint: Any) -> None:
-    key, params = joint.new_key(), joint.context.agreement.params
-    protect(plain(joint, [0.0] * 8), params=params, round_key=key)
+    key = joint.new_key()
+    protect(plain(joint, [0.0] * 8), joint.context, round_key=key)
     with pytest.raises(RoundKeyUsedError):
-        protect(plain(joint, [0.0] * 8), params=params, round_key=key)
+        protect(plain(joint, [0.0] * 8), joint.context, round_key=key)
 
 
 def test_a_key_for_other_parameters_is_refused(joint: Any) -> None:
+    other = replace(joint.context, agreement=replace(joint.context.agreement, params=CkksParams.standard(bound=2.0)))
     with pytest.raises(ParametersMismatchError, match="nothing was encrypted"):
-        protect(plain(joint, [0.0] * 8), params=CkksParams.standard(bound=2.0), round_key=joint.new_key())
+        protect(plain(joint, [0.0] * 8), other, round_key=joint.new_key())
 
 
 def test_all_clients_derive_one_key_and_every_field_of_the_round_another(meet: Callable[..., Any]) -> None:

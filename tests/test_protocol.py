@@ -145,7 +145,7 @@ server.start_uploads()
 uploads = {}
 for value, (name, client) in enumerate(clients.items()):
     vector = PlainVector(layout=agreement.layout, values=[value / 4, -value / 4])
-    protected = protect(Update(sender=name, round=0, vector=vector), params=agreement.params, round_key=keys[name])
+    protected = protect(Update(sender=name, round=0, vector=vector), context, round_key=keys[name])
     refused(TypeError, encode_upload, context, client, Update(sender=name, round=0, vector=vector))
     uploads[name] = encode_upload(context, client, protected.update)
     refused(InvalidMessageError, server.receive_upload, uploads[name][:-1] + bytes([uploads[name][-1] ^ 1]))

@@ -4,6 +4,7 @@ import logging
 import re
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,8 +62,9 @@ def test_no_object_shows_what_it_holds() -> None:
         history = simulation.run(rounds=1)
         context = simulation.encrypted.context(1)
         participant = simulation.encrypted.participants["bank_0"]
-        key = round_key(keys, context)
-        protected = protect(update, params=CkksParams.standard(bound=10.0), round_key=key)
+        sealed_for = replace(context, agreement=replace(context.agreement, layout=layout))
+        key = round_key(keys, sealed_for)
+        protected = protect(update, sealed_for, round_key=key)
         things = [
             keys, key, vector, update, protected, protected.update, protected.update.vector, marked(), consortium(keys),
             consortium(keys).clients[0], simulation, simulation.encrypted, participant, participant.session, history, history.model,

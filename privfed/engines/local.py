@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from torch import nn
 
+from privfed.aggregation.private_weights import PrivateWeights
 from privfed.agreement import Agreement
 from privfed.client import Trainer
 from privfed.consortium import Consortium, Plaintext
@@ -282,6 +283,8 @@ class Simulation:
         trained = all(name in self._updates for name, coefficient in record.coefficients.items() if coefficient)
         if aggregate is None or self._consortium.silo is not None or not trained:
             return None
+        if self._consortium.private_weights is not None:
+            return self._private_grid_error(self._consortium.private_weights, record, aggregate)
         params = self._consortium.params
         weighting = None if self._site is None else self._site.agreement.weighting
         expected = np.zeros(self._initial.layout.size, dtype=np.int64)
@@ -291,6 +294,14 @@ class Simulation:
         divisor = sum(record.coefficients.values()) if weighting is None else weighting.divisor(record.participants)
         opened = np.rint(aggregate.vector.values * float(divisor) / params.step).astype(np.int64)
         return int(np.abs(opened - expected).max())
+
+    def _private_grid_error(self, private: PrivateWeights, record: RoundRecord, aggregate: Aggregate[PlainVector]) -> int:
+        params = self._consortium.params
+        weights = {client.name: int(client.weight) for client in self._consortium.clients}
+        grids = [private.grid(self._updates[name].vector.values, weights[name], params)[0] for name in record.participants]
+        expected = np.sum(grids, axis=0)
+        opened = np.rint(aggregate.vector.values * expected[-1] / (params.step * private.largest)).astype(np.int64)
+        return int(np.abs(opened - expected[:-1]).max())
 
     def _epsilon(self) -> dict[str, float]:
         return {client.name: math.inf if client.ledger is None else client.ledger.spent() for client in self._consortium.clients}

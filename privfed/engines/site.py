@@ -51,11 +51,12 @@ class Site:
             params=consortium.params,
             layout=initial.layout,
             start=initial.digest,
-            weights={client.name: client.weight for client in consortium.clients},
+            weights={client.name: client.weight if consortium.private_weights is None else 1 for client in consortium.clients},
             rule=consortium.session_rule,
             policy=consortium.policy,
             populations={client.name: client.ledger.population for client in consortium.clients if client.ledger is not None},
             silo=consortium.silo,
+            private_weights=consortium.private_weights,
         )
         if stored is None:
             files.put(_TERMS, json.dumps({"agreement": encode_agreement(self.agreement), "key": keys.fingerprint}).encode())
