@@ -12,7 +12,7 @@ from privfed.he.codec import dequantise
 from privfed.he.secret import RoundKey, check_sum, open_sum
 from privfed.journal import Journal
 from privfed.update import Aggregate, PlainVector
-from privfed.wire import OpenableAggregate, SignedHeads, decode_aggregate
+from privfed.wire_aggregate import OpenableAggregate, SignedHeads, decode_aggregate
 
 
 class KeyHolder:
@@ -51,7 +51,7 @@ class KeyHolder:
             TamperedAggregateError: If it is not the announced combination of the signed uploads.
             AlreadyOpenedError: If the round is promised to another digest, another aggregate was begun, or it is finished.
             DecryptionError: If it does not decrypt to grid points, or to no weights that the agreement allows.
-            PrivFedError: As `wire.decode_aggregate`.
+            PrivFedError: As `wire_aggregate.decode_aggregate`.
         """
         message = decode_aggregate(data, self._context, self._round_key.key_id)
         digest = message.digest

@@ -24,11 +24,11 @@ from privfed.wire import (
     decode_digest,
     decode_setup,
     decode_upload,
-    encode_aggregate,
     encode_digest,
     upload_chunk,
     upload_statement,
 )
+from privfed.wire_aggregate import encode_aggregate
 
 
 class Phase(Enum):

@@ -16,7 +16,8 @@ from privfed.protect import protect, round_key
 from privfed.spool import Spool
 from privfed.state import ModelState, ModelStore
 from privfed.update import Aggregate, PlainVector
-from privfed.wire import SignedHeads, encode_abort, encode_setup, encode_upload
+from privfed.wire import encode_abort, encode_setup, encode_upload
+from privfed.wire_aggregate import SignedHeads
 
 if TYPE_CHECKING:
     from privfed.he.secret import RoundKey, SharedKey

@@ -4,62 +4,28 @@ SETUP      client -> server     nothing: the key id in the frame says it
 UPLOAD     client -> server     the head of the client's privacy ledger, the encrypted update, and its sealed tags
 DIGEST     server -> clients    who takes part, with which coefficients, by which rule, hashes of the uploads; the heads
 APPROVAL   client -> server     the hash of the digest; a countersignature of the head of each other participant
-AGGREGATE  server -> openers    the digest, the approvals, the abridged uploads, the encrypted sum
+AGGREGATE  server -> openers    the digest, the approvals, the abridged uploads, the encrypted sum: see `privfed.wire_aggregate`
 ABORT      client -> server     the word "abort": that it did not open the aggregate, and not why
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import cast
 
 from privfed.agreement import DIGEST_BYTES, RoundContext
-from privfed.digest import ABRIDGED_BYTES, COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
+from privfed.digest import COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError, RoundMismatchError
-from privfed.he.additive import CkksVector, SeededSum, check_chunk
-from privfed.he.codec import unpack_words
-from privfed.he.params import KEY_ID_BYTES, SEALED_TAGS_BYTES, SEED_BYTES
+from privfed.he.additive import CkksVector, check_chunk
+from privfed.he.params import KEY_ID_BYTES, SEALED_TAGS_BYTES
 from privfed.identity import SIGNATURE_BYTES, Identity
-from privfed.message import MAX_FRAME_BYTES, MAX_TEXT_BYTES, Kind, Reader, seal, unseal
+from privfed.message import MAX_TEXT_BYTES, Kind, Reader, seal, unseal
 from privfed.update import Update
 
 MAX_STATEMENT_BYTES = 1 << 20
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4
 _NO_HEADS: Mapping[str, bytes] = MappingProxyType({})
 _ABORT = b"abort"
 _MAX_ENTRY_BYTES = 1 + MAX_TEXT_BYTES + COEFFICIENT_BYTES + DIGEST_BYTES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedHeads:
-    """The heads of the participants' privacy ledgers in a round. Opaque here: `dp.countersign` reads and verifies them. Public.
-
-    Args:
-        statements: What each participant that keeps a ledger stated of its head, by name.
-        countersignatures: What each participant, by name, signed of the statements of the others, by name.
-    """
-
-    statements: Mapping[str, bytes]
-    countersignatures: Mapping[str, Mapping[str, bytes]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenableAggregate:
-    """An authentic aggregate message.
-
-    Args:
-        digest: What the server says it summed.
-        approved_by: Participants whose signed approval of this digest was verified, in the message's order.
-        uploads: What the server says `digest.abridge` leaves of each participant's upload. Not compared with the digest yet.
-        total: What the server says is the encrypted sum.
-        heads: Of the participants' privacy ledgers.
-    """
-
-    digest: RoundDigest
-    approved_by: tuple[str, ...]
-    uploads: tuple[bytes, ...]
-    total: CkksVector | SeededSum
-    heads: SignedHeads
 
 
 def encode_setup(context: RoundContext, identity: Identity, key_id: bytes) -> bytes:
@@ -110,7 +76,7 @@ def encode_upload(context: RoundContext, identity: Identity, update: Update[Ckks
             f"expected a statement of at most {MAX_STATEMENT_BYTES} bytes of whoever keeps an agreed ledger, and of nobody else; "
             f"got {len(statement)} bytes of {identity.name!r}"
         )
-    payload = b"".join((statement, len(statement).to_bytes(_LENGTH_BYTES, "big"), *vector.chunks, vector.sealed_tags))
+    payload = b"".join((statement, len(statement).to_bytes(LENGTH_BYTES, "big"), *vector.chunks, vector.sealed_tags))
     return seal(context, identity, Kind.UPLOAD, key_id=vector.key_id, payload=payload)
 
 
@@ -124,13 +90,13 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[C
     params, layout = context.agreement.params, context.agreement.sent_layout
     update_size = params.chunks(layout) * params.fresh_chunk_bytes + SEALED_TAGS_BYTES
     most_statement = MAX_STATEMENT_BYTES if context.agreement.populations else 0
-    frame = unseal(data, context, Kind.UPLOAD, max_payload=most_statement + _LENGTH_BYTES + update_size)
-    _check_key(frame.sender, frame.key_id, key_id)
+    frame = unseal(data, context, Kind.UPLOAD, max_payload=most_statement + LENGTH_BYTES + update_size)
+    check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
-    statement = reader.take(max(0, len(frame.payload) - update_size - _LENGTH_BYTES))
-    if reader.integer(_LENGTH_BYTES) != len(statement) or not _right_statement(statement, frame.sender, context):
+    statement = reader.take(max(0, len(frame.payload) - update_size - LENGTH_BYTES))
+    if reader.integer(LENGTH_BYTES) != len(statement) or not _right_statement(statement, frame.sender, context):
         raise InvalidMessageError
-    chunks = _read_chunks(reader, context, params.fresh_chunk_bytes)
+    chunks = read_chunks(reader, context, params.fresh_chunk_bytes)
     sealed_tags = reader.take(SEALED_TAGS_BYTES)
     reader.end()
     for chunk in chunks:
@@ -141,8 +107,8 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[C
 
 def upload_statement(data: bytes, context: RoundContext) -> bytes:
     """The head of the sender's ledger in a verified upload message; empty if it keeps none."""
-    end = upload_chunk(len(data), context, 0).start - _LENGTH_BYTES
-    return bytes(data[end - int.from_bytes(data[end : end + _LENGTH_BYTES], "big") : end])
+    end = upload_chunk(len(data), context, 0).start - LENGTH_BYTES
+    return bytes(data[end - int.from_bytes(data[end : end + LENGTH_BYTES], "big") : end])
 
 
 def upload_chunk(length: int, context: RoundContext, index: int) -> slice:
@@ -165,7 +131,7 @@ def encode_digest(context: RoundContext, identity: Identity, digest: RoundDigest
         ValueError: If the identity is not the roster's server.
     """
     parts = (statements.get(name, b"") for name in digest.participants)
-    heads = b"".join(len(part).to_bytes(_LENGTH_BYTES, "big") + part for part in parts)
+    heads = b"".join(len(part).to_bytes(LENGTH_BYTES, "big") + part for part in parts)
     return seal(context, identity, Kind.DIGEST, key_id=digest.key_id, payload=digest.payload + heads)
 
 
@@ -176,7 +142,7 @@ def decode_digest(data: bytes, context: RoundContext, key_id: bytes) -> RoundDig
         RoundMismatchError: If it is authentic and speaks of another key than `key_id`.
         PrivFedError: As `message.unseal`.
     """
-    return _read_digest(data, context, key_id)[0]
+    return read_digest(data, context, key_id)[0]
 
 
 def decode_statements(data: bytes, context: RoundContext, key_id: bytes) -> Mapping[str, bytes]:
@@ -185,12 +151,13 @@ def decode_statements(data: bytes, context: RoundContext, key_id: bytes) -> Mapp
     Raises:
         PrivFedError: As `decode_digest`.
     """
-    return _read_digest(data, context, key_id)[1]
+    return read_digest(data, context, key_id)[1]
 
 
-def _read_digest(data: bytes, context: RoundContext, key_id: bytes) -> tuple[RoundDigest, Mapping[str, bytes]]:
-    frame = unseal(data, context, Kind.DIGEST, max_payload=_max_digest_payload(context))
-    _check_key(frame.sender, frame.key_id, key_id)
+def read_digest(data: bytes, context: RoundContext, key_id: bytes) -> tuple[RoundDigest, Mapping[str, bytes]]:
+    """What `decode_digest` and `decode_statements` give, with one look at the signature."""
+    frame = unseal(data, context, Kind.DIGEST, max_payload=max_digest_payload(context))
+    check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
     rule = reader.text()
     names, coefficients, hashes = list[str](), list[int](), list[bytes]()
@@ -198,7 +165,7 @@ def _read_digest(data: bytes, context: RoundContext, key_id: bytes) -> tuple[Rou
         names.append(reader.text())
         coefficients.append(reader.integer(COEFFICIENT_BYTES))
         hashes.append(reader.take(DIGEST_BYTES))
-    statements = {name: reader.take(reader.integer(_LENGTH_BYTES)) for name in names}
+    statements = {name: reader.take(reader.integer(LENGTH_BYTES)) for name in names}
     reader.end()
     named = set(names)
     if not names or names != [name for name in context.agreement.roster.names if name in named]:
@@ -239,12 +206,13 @@ def decode_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> 
         RoundMismatchError: If it is authentic and approves another digest.
         PrivFedError: As `message.unseal`.
     """
-    return _read_approval(data, context, digest)[0]
+    return read_approval(data, context, digest)[0]
 
 
-def _read_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> tuple[str, Mapping[str, bytes]]:
+def read_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> tuple[str, Mapping[str, bytes]]:
+    """What `decode_approval` gives, and the countersignature of each ledger's head, by owner. The latter are not verified."""
     frame = unseal(data, context, Kind.APPROVAL, max_payload=DIGEST_BYTES + len(context.agreement.populations) * SIGNATURE_BYTES)
-    _check_key(frame.sender, frame.key_id, digest.key_id)
+    check_key(frame.sender, frame.key_id, digest.key_id)
     reader = Reader(frame.payload)
     approved = reader.take(DIGEST_BYTES)
     if approved != digest.digest(context):
@@ -252,64 +220,6 @@ def _read_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> t
     countersignatures = {owner: reader.take(SIGNATURE_BYTES) for owner in _ledger_owners(context, digest, frame.sender)}
     reader.end()
     return frame.sender, countersignatures
-
-
-def encode_aggregate(
-    context: RoundContext,
-    identity: Identity,
-    digest_message: bytes,
-    approvals: Sequence[bytes],
-    *,
-    uploads: Sequence[bytes],
-    total: CkksVector | SeededSum,
-) -> bytes:
-    """The encrypted sum, with the signed digest and the signed approvals that allow its opening, and what it is checked against.
-
-    Args:
-        context: Agreement, round and attempt.
-        identity: The roster's server.
-        digest_message: As `encode_digest` made it.
-        approvals: Approval messages.
-        uploads: `digest.abridge` of the upload of each participant, in the digest's order.
-        total: The sum, with seeds where `params.seeded_sums`, else whole.
-
-    Raises:
-        ValueError: If the identity is not the roster's server, or the sum is not of the kind that these parameters send.
-    """
-    if isinstance(total, SeededSum) is not context.agreement.params.seeded_sums:
-        raise ValueError("expected a sum with seeds where the parameters say so, and a whole one elsewhere, got the other kind")
-    messages = b"".join(len(message).to_bytes(_LENGTH_BYTES, "big") + message for message in (digest_message, *approvals))
-    seeds = total.seeds if isinstance(total, SeededSum) else ()
-    payload = b"".join((len(approvals).to_bytes(COUNT_BYTES, "big"), messages, *uploads, *total.chunks, *seeds))
-    return seal(context, identity, Kind.AGGREGATE, key_id=total.key_id, payload=payload)
-
-
-def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> OpenableAggregate:
-    """The sum in an aggregate message, with the server's, and every approver's signature verified.
-
-    Whether the approvals suffice, and whether it is the announced sum, is for the opener to decide.
-
-    Raises:
-        RoundMismatchError: If it is authentic and speaks of another key than `key_id`, or an approval is of another digest.
-        PrivFedError: As `message.unseal`.
-    """
-    params, clients = context.agreement.params, len(context.agreement.roster.clients)
-    countersigned = len(context.agreement.populations) * SIGNATURE_BYTES
-    approvals_size = COUNT_BYTES + clients * (_LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
-    digest_size = _LENGTH_BYTES + MAX_FRAME_BYTES + _max_digest_payload(context)
-    chunk_size = params.polynomial_bytes + clients * SEED_BYTES if params.seeded_sums else params.sum_chunk_bytes
-    total_size = params.chunks(context.agreement.sent_layout) * chunk_size
-    max_payload = approvals_size + digest_size + clients * ABRIDGED_BYTES + total_size
-    frame = unseal(data, context, Kind.AGGREGATE, max_payload=max_payload)
-    _check_key(frame.sender, frame.key_id, key_id)
-    reader = Reader(frame.payload)
-    count = reader.integer(COUNT_BYTES)
-    digest, statements = _read_digest(reader.take(reader.integer(_LENGTH_BYTES)), context, key_id)
-    approvals = [_read_approval(reader.take(reader.integer(_LENGTH_BYTES)), context, digest) for _ in range(count)]
-    uploads = tuple(reader.take(ABRIDGED_BYTES) for _ in digest.participants)
-    total = _read_total(reader, context, digest)
-    heads = SignedHeads(statements=statements, countersignatures=dict(approvals))
-    return OpenableAggregate(digest=digest, approved_by=tuple(name for name, _ in approvals), uploads=uploads, total=total, heads=heads)
 
 
 def encode_abort(context: RoundContext, identity: Identity, key_id: bytes) -> bytes:
@@ -329,7 +239,7 @@ def decode_abort(data: bytes, context: RoundContext, key_id: bytes) -> str:
         PrivFedError: As `message.unseal`.
     """
     frame = unseal(data, context, Kind.ABORT, max_payload=len(_ABORT))
-    _check_key(frame.sender, frame.key_id, key_id)
+    check_key(frame.sender, frame.key_id, key_id)
     if bytes(frame.payload) != _ABORT:
         raise InvalidMessageError
     return frame.sender
@@ -344,29 +254,18 @@ def _ledger_owners(context: RoundContext, digest: RoundDigest, but: str) -> tupl
     return tuple(name for name in digest.participants if name != but and name in context.agreement.populations)
 
 
-def _check_key(sender: str, key_id: bytes, expected: bytes) -> None:
+def check_key(sender: str, key_id: bytes, expected: bytes) -> None:
+    """Refuses an authentic message about another key."""
     if key_id != expected:
         raise RoundMismatchError(f"the message of {sender!r} belongs to another key; it was dropped and nothing happened")
 
 
-def _read_chunks(reader: Reader, context: RoundContext, size: int) -> tuple[bytes, ...]:
+def read_chunks(reader: Reader, context: RoundContext, size: int) -> tuple[bytes, ...]:
+    """All chunks of a vector of the session, of `size` bytes each."""
     return tuple(reader.take(size) for _ in range(context.agreement.params.chunks(context.agreement.sent_layout)))
 
 
-def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> CkksVector | SeededSum:
-    params, layout = context.agreement.params, context.agreement.sent_layout
-    chunks = _read_chunks(reader, context, params.polynomial_bytes if params.seeded_sums else params.sum_chunk_bytes)
-    seeds = tuple(reader.take(SEED_BYTES * len(chunks)) for _ in digest.participants) if params.seeded_sums else ()
-    reader.end()
-    if params.seeded_sums:
-        for chunk in chunks:
-            unpack_words(chunk, params)
-        return SeededSum(layout=layout, params=params, key_id=digest.key_id, chunks=chunks, seeds=seeds)
-    for chunk in chunks:
-        check_chunk(chunk, params, fresh=False)
-    return CkksVector(layout=layout, params=params, key_id=digest.key_id, chunks=chunks, fresh=False)
-
-
-def _max_digest_payload(context: RoundContext) -> int:
+def max_digest_payload(context: RoundContext) -> int:
+    """Most bytes that a digest of this session takes."""
     clients, statements = len(context.agreement.roster.clients), len(context.agreement.populations) * MAX_STATEMENT_BYTES
-    return 1 + MAX_TEXT_BYTES + COUNT_BYTES + clients * (_MAX_ENTRY_BYTES + _LENGTH_BYTES) + statements
+    return 1 + MAX_TEXT_BYTES + COUNT_BYTES + clients * (_MAX_ENTRY_BYTES + LENGTH_BYTES) + statements

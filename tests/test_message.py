@@ -24,16 +24,8 @@ from privfed.he.params import CkksParams
 from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity, Roster
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, write_text
 from privfed.update import Layout
-from privfed.wire import (
-    decode_abort,
-    decode_aggregate,
-    decode_approval,
-    decode_digest,
-    decode_setup,
-    decode_upload,
-    encode_abort,
-    encode_setup,
-)
+from privfed.wire import decode_abort, decode_approval, decode_digest, decode_setup, decode_upload, encode_abort, encode_setup
+from privfed.wire_aggregate import decode_aggregate
 
 KINDS = pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
 

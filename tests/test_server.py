@@ -20,7 +20,8 @@ from privfed.identity import Identity
 from privfed.message import Kind
 from privfed.server import Phase, Server
 from privfed.update import Layout
-from privfed.wire import decode_aggregate, decode_digest, encode_abort, encode_approval, encode_setup
+from privfed.wire import decode_digest, encode_abort, encode_approval, encode_setup
+from privfed.wire_aggregate import decode_aggregate
 
 
 @pytest.fixture

@@ -13,20 +13,19 @@ from privfed.message import Kind, seal
 from privfed.update import Layout, PlainVector, Update
 from privfed.wire import (
     decode_abort,
-    decode_aggregate,
     decode_approval,
     decode_digest,
     decode_setup,
     decode_statements,
     decode_upload,
     encode_abort,
-    encode_aggregate,
     encode_approval,
     encode_digest,
     encode_setup,
     encode_upload,
     upload_chunk,
 )
+from privfed.wire_aggregate import decode_aggregate, encode_aggregate
 
 LARGE = Layout(names=("w",), shapes=((9000,),))
 

@@ -15,7 +15,8 @@ from privfed.he.params import CkksParams
 from privfed.he.secret import RoundKey, SharedKey, open_sum
 from privfed.protect import round_key
 from privfed.update import Aggregate, PlainVector
-from privfed.wire import decode_aggregate, decode_approval, decode_digest, decode_setup, decode_upload
+from privfed.wire import decode_approval, decode_digest, decode_setup, decode_upload
+from privfed.wire_aggregate import decode_aggregate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -30,7 +30,6 @@ from privfed.protect import round_key
 from privfed.update import Layout, Update
 from privfed.wire import (
     decode_abort,
-    decode_aggregate,
     decode_approval,
     decode_digest,
     decode_setup,
@@ -42,6 +41,7 @@ from privfed.wire import (
     encode_setup,
     encode_upload,
 )
+from privfed.wire_aggregate import decode_aggregate
 
 CORPUS = Path(__file__).parent / "corpus"
 LARGEST = 40_000
