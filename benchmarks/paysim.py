@@ -31,10 +31,11 @@ from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.partition import CONSORTIUM, dirichlet_partition
-from privfed.data.paysim import NOBAL, PRE, FeatureSet, features, grouped_split, load_paysim
+from privfed.data.paysim import NOBAL, PRE, FeatureSet, check_full_file, features, grouped_split, load_paysim
 from privfed.data.samples import Samples
 from privfed.data.transactions import generate_transactions
 from privfed.engines.local import simulate
+from privfed.errors import UnsupportedDataError
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.history import History
@@ -86,6 +87,8 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            return f"{self.estimate:.3f} (no interval)"
         return f"{self.estimate:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
@@ -296,11 +299,19 @@ def summarise(outcomes: Sequence[Outcome], *, judged: bool) -> Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the records are from: `origin` says what may be concluded."""
+
+    name: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Everything that is printed or written."""
 
     command: str
-    source: str
+    source: Source
     table: pd.DataFrame
     size: Size
     outcomes: tuple[Outcome, ...]
@@ -310,7 +321,7 @@ class Report:
         """One line per seed and feature set (`kind` is run), then one per feature set (`kind` is summary); infinity is null."""
         lines = [{"kind": "run"} | asdict(outcome) for outcome in self.outcomes]
         lines += [{"kind": "summary"} | asdict(summary) for summary in self.summaries]
-        return [json.dumps(_finite({"command": self.command, "source": self.source} | line), allow_nan=False) for line in lines]
+        return [json.dumps(_finite({"command": self.command, "source": self.source.name} | line), allow_nan=False) for line in lines]
 
 
 def _finite(value: object) -> object:
@@ -322,26 +333,32 @@ def _finite(value: object) -> object:
 
 
 def print_tables(report: Report) -> None:
+    judged = all(summary.accepted is not None for summary in report.summaries)
+    seeds = len(report.size.seeds)
+
+    def show(interval: Interval) -> str:
+        return str(interval) if judged else f"{interval.estimate:.3f}"
+
     table = Table(
-        title=f"PR-AUC on held-out transactions: mean of {len(report.size.seeds)} seeds (95 % interval)",
-        caption="Training is NonPrivate: no differential privacy. A simulator's records, not Kaggle's.",
+        title=f"PR-AUC on held-out transactions: mean of {seeds} seeds ({'95 % interval' if judged else 'too few for an interval'})",
+        caption=f"Training is NonPrivate: no differential privacy. {report.source.origin}",
     )
     table.add_column("features")
     for summary in report.summaries:
         table.add_column(summary.feature_set, justify="right")
-    rows: dict[str, Callable[[Summary], object]] = {
-        "central": lambda summary: summary.central,
-        "federated, encrypted": lambda summary: summary.federated,
-        "ratio": lambda summary: summary.ratio,
-        "ratio without giveaways": lambda summary: summary.ratio_without_giveaways,
+    rows: dict[str, Callable[[Summary], str]] = {
+        "central": lambda summary: show(summary.central),
+        "federated, encrypted": lambda summary: show(summary.federated),
+        "ratio": lambda summary: show(summary.ratio),
+        "ratio without giveaways": lambda summary: show(summary.ratio_without_giveaways),
         "equals the plaintext run": lambda summary: "bit for bit" if summary.exact else "[red]NO[/red]",
-        "largest error of a sum": lambda summary: f"{summary.grid_error_max} grid steps",
+        "largest error of a sum": lambda summary: f"{summary.grid_error_max} steps of the grid",
     }
     for name, cell in rows.items():
-        table.add_row(name, *(str(cell(summary)) for summary in report.summaries))
+        table.add_row(name, *(cell(summary) for summary in report.summaries))
     console = Console()
     console.print(table)
-    console.print(f"Data: {report.source}", highlight=False)
+    console.print(f"Data: {report.source.name}", highlight=False)
     for summary in report.summaries:
         console.print(verdict(summary), highlight=False)
 
@@ -373,9 +390,8 @@ def dossier(report: Report) -> str:
         "",
         f"Made by `{report.command}`, which writes this page and its figure; do not edit them.",
         "",
-        f"Data: {report.source}. **These records come from a simulator. They are not Kaggle's file, and no number here is a result "
-        "on it.** Training is plain SGD without differential privacy (`NonPrivate`): the page isolates what federation and encryption "
-        "cost.",
+        f"Data: {report.source.name}. **{report.source.origin}** Training is plain SGD without differential privacy "
+        "(`NonPrivate`): the page isolates what federation and encryption cost.",
         "",
         "## Result",
         "",
@@ -508,8 +524,14 @@ def find_data() -> Path | None:
     return folder / FILE if (folder / FILE).is_file() else None
 
 
-def load(data: Path | None, *, quick: bool) -> tuple[pd.DataFrame, str]:
-    """The table and what to call it.
+_SIMULATED = "These records come from a simulator. They are not Kaggle's file, and no number here is a result on it."
+_MADE_UP = "These records are made up. They are not Kaggle's file, and no number here is a result on it."
+_GIVEN = "These are the records of a file that was given; where they come from is for whoever gave it to say."
+_KAGGLE = "These records have the published figures of Kaggle's file."
+
+
+def load(data: Path | None, *, quick: bool) -> tuple[pd.DataFrame, Source]:
+    """The table and where it is from.
 
     Raises:
         FileNotFoundError: If there is no file and made-up transactions would not do.
@@ -519,11 +541,20 @@ def load(data: Path | None, *, quick: bool) -> tuple[pd.DataFrame, str]:
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path}")
         table = load_paysim(path)
-        return table, f"{path.name}, {_extent(table)}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        name = f"{path.name}, {_extent(table)}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        return table, Source(name=name, origin=_SIMULATED if data is None else _origin(table))
     if not quick:
         raise FileNotFoundError(f"no {FILE} found: set PRIVFED_DATA to the folder that holds it, or give a PaySim log with --data")
     table = generate_transactions(rows=QUICK_ROWS, fraud_rate=QUICK_FRAUD_RATE, rng=np.random.default_rng(0))
-    return table, f"generated transactions, {_extent(table)}"
+    return table, Source(name=f"generated transactions, {_extent(table)}", origin=_MADE_UP)
+
+
+def _origin(table: pd.DataFrame) -> str:
+    try:
+        check_full_file(table)
+    except UnsupportedDataError:
+        return _GIVEN
+    return _KAGGLE
 
 
 def _extent(table: pd.DataFrame) -> str:
@@ -552,7 +583,7 @@ def main(
         raise typer.Exit(UNUSABLE)
     try:
         table, source = load(data, quick=quick)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, UnsupportedDataError) as error:
         typer.echo(f"{error}; nothing was run", err=True)
         raise typer.Exit(UNUSABLE) from error
     report = run(table, size, source=source, command=_command(quick=quick, data=data), judged=not quick)
@@ -568,7 +599,7 @@ def main(
         raise typer.Exit(BROKEN)
 
 
-def run(table: pd.DataFrame, size: Size, *, source: str, command: str, judged: bool) -> Report:
+def run(table: pd.DataFrame, size: Size, *, source: Source, command: str, judged: bool) -> Report:
     """All runs, with progress on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
     outcomes: list[Outcome] = []

@@ -18,11 +18,12 @@ training = pf.DpSgd(noise_multiplier=1.1, max_grad_norm=1.0, sample_rate=0.02, e
 with pf.Ledger.open(folder / "bank.ledger", population="bank", budget=pf.Budget(epsilon=4.0, delta=1e-5)) as ledger:
     for number in range(10):
         ledger.commit(ledger.reserve(training.event(), session=b"example", round=number, attempt=0))
+        remembered = ledger.head  # peers keep it
     claim = pf.PrivacyStatement.of(ledger.events(), population="bank", delta=1e-5, max_grad_norm=training.max_grad_norm).to_json()
 
 # The auditor: was the ledger altered, does the statement follow from it, and is its epsilon right?
-with pf.Ledger.reopen(folder / "bank.ledger") as ledger:
-    ledger.verify()
+with pf.Ledger.read(folder / "bank.ledger") as ledger:  # checks every row, writes to no file
+    ledger.rows_since(remembered)  # refuses an older copy, and another ledger
     events = ledger.events()
 statement = pf.PrivacyStatement.from_json(claim)  # refuses a statement whose epsilon is not that of its events
 if statement.events != events:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from privfed.training.loss import BinaryCrossEntropy as BinaryCrossEntropy
     from privfed.training.mechanism import DpSgd as DpSgd
     from privfed.training.mechanism import NonPrivate as NonPrivate
+    from privfed.training.model import load_values as load_values
     from privfed.training.model import mlp as mlp
     from privfed.training.objective import FedProx as FedProx
     from privfed.training.scaffold import Scaffold as Scaffold
@@ -69,6 +70,7 @@ _HOMES = {
     "BinaryCrossEntropy": "privfed.training.loss",
     "DpSgd": "privfed.training.mechanism",
     "NonPrivate": "privfed.training.mechanism",
+    "load_values": "privfed.training.model",
     "mlp": "privfed.training.model",
     "FedProx": "privfed.training.objective",
     "Scaffold": "privfed.training.scaffold",
@@ -82,4 +84,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted(["__doc__", "__version__", *_HOMES])

@@ -33,7 +33,7 @@ from privfed.training.mechanism import DpSgd
 from privfed.training.model import mlp
 
 BANKS = ("bank_a", "bank_b", "bank_c")
-BUDGET = Budget(epsilon=4.0, delta=1e-5)
+BUDGET = Budget(epsilon=4.0, delta=1e-6)  # delta is below a tenth of one over all records of the demonstration
 ALPHA = 0.5
 
 

@@ -13,7 +13,7 @@ from privfed.training.mechanism import TrainingMechanism
 from privfed.update import PlainVector
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RoundSummary:
     """One round as a history keeps it. Public, but for what `evaluation` says of its scope.
 
@@ -29,6 +29,9 @@ class RoundSummary:
     epsilon: Mapping[str, float]
     grid_error_max: int | None
     evaluation: Evaluation | None
+
+    def __repr__(self) -> str:
+        return f"RoundSummary(round={self.record.round}, participants={len(self.record.participants)})"
 
     def to_json(self) -> dict[str, object]:
         """The summary as JSON values; an infinite epsilon and an undefined metric are null."""
@@ -65,7 +68,7 @@ class RoundSummary:
                 grid_error_max=fields["grid_error_max"],
                 evaluation=evaluation,
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError("expected a round as RoundSummary.to_json gives it, got something else") from error
 
 

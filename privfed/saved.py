@@ -1,5 +1,6 @@
 """A finished simulation in its folder, as `privfed simulate --out` leaves it: read, audited, and reported on."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from privfed import __version__
 from privfed.agreement import OpeningPolicy
 from privfed.audit.canaries import transaction_schema
 from privfed.audit.findings import Audit
 from privfed.audit.run import run_audit
+from privfed.audit_file import read_audit, write_audit
 from privfed.client import Client
 from privfed.data.paysim import NOBAL, PRE, FeatureSet, features
 from privfed.data.transactions import generate_transactions
@@ -27,6 +30,7 @@ from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.model import layout_of, values_of
 
 _OTHER_ACCOUNTANT = 0.01  # how far another version of the accountant may be off
+_AUDIT = "audit.json"
 _MECHANISMS = {mechanism.__name__: mechanism for mechanism in (DpSgd, NonPrivate)}
 
 
@@ -74,7 +78,7 @@ class SavedRun:
                 model=values,
                 rounds=tuple(RoundSummary.from_json(summary) for summary in fields["rounds"]),
             )
-        except (KeyError, TypeError, ValueError, StopIteration) as error:
+        except (KeyError, TypeError, ValueError, StopIteration, OverflowError, RecursionError) as error:
             raise UnsupportedDataError(
                 f"{folder} does not hold what privfed simulate --out writes; nothing was done; make a folder with that command"
             ) from error
@@ -105,6 +109,26 @@ class SavedRun:
                 progress=progress,
             )
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 over what the run wrote and the version of privfed, hexadecimal: what an audit of it is bound to."""
+        state = hashlib.sha256(f"privfed run v1 {__version__} ".encode())
+        for name in ("history.json", "model.npz"):
+            state.update(hashlib.sha256((self.folder / name).read_bytes()).digest())
+        return state.hexdigest()
+
+    def keep_audit(self, audit: Audit) -> None:
+        """Writes an audit of this run into its folder, in place of an earlier one."""
+        write_audit(audit, self.folder / _AUDIT, run=self.digest)
+
+    def kept_audit(self) -> Audit | None:
+        """The audit that was kept; None if there is none, or it is about another run, or of another version.
+
+        Raises:
+            UnsupportedDataError: If the file holds something else.
+        """
+        return read_audit(self.folder / _AUDIT, run=self.digest)
+
     def statements(self) -> tuple[PrivacyStatement, ...]:
         """The privacy statement of each bank, from its ledger.
 
@@ -121,7 +145,7 @@ class SavedRun:
 
     def _ledger(self, name: str) -> Ledger:
         """The ledger of a bank, which must be the one that this run charged."""
-        ledger = Ledger.reopen(self.folder / f"{name}.ledger")
+        ledger = Ledger.read(self.folder / f"{name}.ledger")
         said, budget = self.history.epsilon[name], self.history.budget[name]
         rounds = sum(name in summary.record.participants for summary in self.history.rounds)
         same = math.isclose(ledger.spent(), said, rel_tol=_OTHER_ACCOUNTANT) or (math.isinf(said) and math.isinf(ledger.spent()))

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,26 +15,20 @@ import pandas as pd
 import torch
 from torch import nn
 
-from privfed.client import Client
+from privfed.client import Client, check_delta
 from privfed.consortium import Consortium
-from privfed.data.partition import CONSORTIUM, Partition, dirichlet_partition
-from privfed.data.paysim import PRE, FeatureSet, features, grouped_split
+from privfed.data.partition import CONSORTIUM
+from privfed.data.paysim import PRE, FeatureSet, features
+from privfed.deal import Deal, deal
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.engines.local import simulate
-from privfed.errors import UnsupportedDataError
 from privfed.he.secret import SharedKey
 from privfed.history import History, RoundSummary
 from privfed.training.evaluate import EvaluationScope
 from privfed.training.loss import BinaryCrossEntropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.model import mlp
-
-TEST_SHARE = 0.25
-"""Share of every class that no bank gets: the model is evaluated on it after each round."""
-
-SMALLEST_SHARE = 0.1
-"""Every bank gets at least this fraction of an even share of the records, and one fraud: less would be nothing but noise."""
 
 _BATCH = 512
 _POSITIVE_WEIGHT = 20.0
@@ -52,7 +46,8 @@ class Scenario:
         feature_set: What the model looks at.
         rounds: Number of rounds, at least 1.
         steps: Training steps per round, at least 1.
-        budget: What each bank may spend in all rounds together; with `Budget.unlimited` the banks train without noise.
+        epsilon: What each bank may spend in all rounds together, above 0; infinite: the banks train without noise.
+        delta: The delta of that epsilon, above 0 and below 1; left out, `default_delta` of the largest declared number of records.
         seed: Fixes who gets which record and what is set aside. Noise and keys come from the operating system.
 
     Raises:
@@ -64,29 +59,43 @@ class Scenario:
     feature_set: FeatureSet = PRE
     rounds: int = 20
     steps: int = 40
-    budget: Budget = field(default_factory=lambda: Budget(epsilon=4.0, delta=1e-5))
+    epsilon: float = 4.0
+    delta: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.banks < 3:
             raise ValueError(f"expected at least 3 banks, got {self.banks}; an aggregate of fewer says too much about each")
-        if self.rounds < 1 or self.steps < 1 or self.seed < 0:
-            raise ValueError(f"expected rounds and steps from 1 and a seed from 0, got {self.rounds}, {self.steps} and {self.seed}")
+        if self.rounds < 1 or self.steps < 1:
+            raise ValueError(f"expected at least 1 round and 1 step, got {self.rounds} and {self.steps}")
+        if self.seed < 0:
+            raise ValueError(f"expected a seed from 0, got {self.seed}")
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise ValueError(f"expected alpha to be a finite number above 0, got {self.alpha}")
+        self.budget(max_records=1)
 
-    def training(self, records: int) -> TrainingMechanism:
-        """How a bank of so many records trains: it declares its size, rounded up to thousands, and calibrates to its budget."""
-        if not self.budget.limited:
+    def budget(self, *, max_records: int) -> Budget:
+        """What each bank may spend, if the largest of them declares so many records."""
+        delta = default_delta(max_records) if self.delta is None else self.delta
+        return Budget.unlimited(delta=delta) if self.epsilon == math.inf else Budget(epsilon=self.epsilon, delta=delta)
+
+    def training(self, budget: Budget, *, max_records: int) -> TrainingMechanism:
+        """How a bank trains that declares so many records: calibrated to its budget."""
+        if not budget.limited:
             return NonPrivate(learning_rate=0.5, batch_size=_BATCH, steps=self.steps, seed=0)
         return DpSgd.for_budget(
-            self.budget,
-            rounds=self.rounds,
-            max_records=-(-records // _DECLARED_IN) * _DECLARED_IN,
-            expected_batch_size=_BATCH,
-            steps=self.steps,
-            learning_rate=1.0,
+            budget, rounds=self.rounds, max_records=max_records, expected_batch_size=_BATCH, steps=self.steps, learning_rate=1.0
         )
+
+
+def default_delta(max_records: int) -> float:
+    """The largest power of ten below one over ten times a declared number of records.
+
+    Example:
+        >>> default_delta(3_000), default_delta(1_300_000)
+        (1e-05, 1e-08)
+    """
+    return float(f"1e-{len(str(10 * max_records))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +121,16 @@ class Outcome:
 
     Args:
         scenario: What was run.
+        budget: What each bank might spend.
         banks: The banks, in order.
-        partition: Who got which record of the training side.
+        deal: Who got which record.
         history: What happened.
     """
 
     scenario: Scenario
+    budget: Budget
     banks: tuple[Bank, ...]
-    partition: Partition
+    deal: Deal
     history: History
 
     @property
@@ -129,16 +140,24 @@ class Outcome:
         return math.nan if evaluation is None else evaluation.positives / evaluation.records
 
     @property
+    def declared(self) -> int:
+        """Most records that a bank declared to have."""
+        return max(_declared(bank.records) for bank in self.banks)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the numbers must know besides."""
         notes: list[str] = []
         if not self.history.private:
             notes.append("no differential privacy: the banks trained without noise; for comparison only")
-        elif weak := [bank.name for bank in self.banks if self.scenario.budget.delta * bank.records >= 1]:
+        if small := [bank.name for bank in self.banks if bank.records < _BATCH]:
+            several = len(small) > 1
             notes.append(
-                f"delta {self.scenario.budget.delta:g} is not below one over the records of {', '.join(weak)}: giving a whole record "
-                "away would keep such a promise; take a smaller delta"
+                f"{', '.join(small)} {'have' if several else 'has'} fewer records than the {_BATCH} of a batch: what "
+                f"{'they send' if several else 'it sends'} is hardly more than {'noise' if self.history.private else 'those records'}"
             )
+        if self.deal.repairs is not None:
+            notes.append(self.deal.repairs)
         if self.history.failed:
             notes.append(f"{len(self.history.failed)} rounds were not held")
         if math.isnan(self.history.pr_auc[-1]):
@@ -156,8 +175,10 @@ class Outcome:
             "features": list(scenario.feature_set.columns),
             "alpha": scenario.alpha,
             "seed": scenario.seed,
-            "budget": {"epsilon": _finite(scenario.budget.epsilon), "delta": scenario.budget.delta},
-            "deviation": self.partition.deviation,
+            "budget": {"epsilon": _finite(self.budget.epsilon), "delta": self.budget.delta},
+            "deviation": self.deal.partition.deviation,
+            "redraws": self.deal.partition.redraws,
+            "moved": self.deal.partition.moved,
             "banks": [
                 asdict(bank)
                 | {"epsilon": _finite(history.epsilon[bank.name]), "training": asdict(history.training[bank.name])}
@@ -212,34 +233,30 @@ def run_scenario(
 
     Raises:
         UnsupportedDataError: If the table has too few records or frauds for so many banks. Nothing was trained.
+        ValueError: If delta is too large for what a bank declares, or no noise keeps to the budget. No ledger was made.
         PrivFedError: If a party refuses.
     """
-    rng = np.random.default_rng(scenario.seed)
-    train, test = grouped_split(features(table, scenario.feature_set), test_share=TEST_SHARE, rng=rng)
-    if np.unique(np.asarray(train.groups)[train.labels > 0]).size < scenario.banks:
-        raise UnsupportedDataError(
-            f"the table has too few frauds for {scenario.banks} banks: each needs one, after a quarter was set aside; nothing was trained; "
-            "use more data or fewer banks"
-        )
-    smallest = max(1, int(SMALLEST_SHARE * len(train) / scenario.banks))
-    partition = dirichlet_partition(train, clients=scenario.banks, alpha=scenario.alpha, rng=rng, min_samples=smallest, min_positive=1)
-    width = len(str(scenario.banks))
-    shards = {f"bank_{number:0{width}}": shard for number, shard in enumerate(partition.split(train), start=1)}
+    dealt = deal(features(table, scenario.feature_set), banks=scenario.banks, alpha=scenario.alpha, seed=scenario.seed)
+    declared = {name: _declared(len(shard)) for name, shard in dealt.banks.items()}
+    budget = scenario.budget(max_records=max(declared.values()))
+    training = {limit: scenario.training(budget, max_records=limit) for limit in set(declared.values())}
+    for name, limit in declared.items():
+        check_delta(name, training=training[limit], budget=budget)
     with ExitStack() as stack:
         clients = [
             Client(
                 name,
                 shard,
-                training=scenario.training(len(shard)),
-                ledger=stack.enter_context(Ledger.open(ledgers / f"{name}.ledger", population=name, budget=scenario.budget)),
+                training=training[declared[name]],
+                ledger=stack.enter_context(Ledger.open(ledgers / f"{name}.ledger", population=name, budget=budget)),
             )
-            for name, shard in shards.items()
+            for name, shard in dealt.banks.items()
         ]
         history = simulate(
             consortium_of(clients),
             first_model(scenario.feature_set),
             rounds=scenario.rounds,
-            evaluation=test,
+            evaluation=dealt.test,
             progress=progress,
         )
     banks = tuple(
@@ -249,9 +266,14 @@ def run_scenario(
             frauds=int((shard.labels > 0).sum()),
             bytes_up=sum(summary.record.bytes_up.get(name, 0) for summary in history.rounds),
         )
-        for name, shard in shards.items()
+        for name, shard in dealt.banks.items()
     )
-    return Outcome(scenario=scenario, banks=banks, partition=partition, history=history)
+    return Outcome(scenario=scenario, budget=budget, banks=banks, deal=dealt, history=history)
+
+
+def _declared(records: int) -> int:
+    """A bank's number of records, rounded up to thousands."""
+    return -(-records // _DECLARED_IN) * _DECLARED_IN
 
 
 def _finite(value: float) -> float | None:

@@ -3,10 +3,13 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,18 +18,21 @@ import pytest
 import typer
 from click.testing import Result
 from rich.console import Console
+from rich.progress import Progress
 from typer.testing import CliRunner
 
 from privfed.cli import app
 from privfed.cli.refusals import Refusing
-from privfed.cli.terminal import bytes_of, number, printable, table
+from privfed.cli.terminal import RoundProgress, bytes_of, duration, epsilon_of, number, printable, table
 from privfed.data.divergence import divergence_table
-from privfed.data.partition import dirichlet_partition
 from privfed.data.paysim import NOBAL, features, load_paysim
 from privfed.data.transactions import generate_transactions
+from privfed.deal import deal
+from privfed.dp.countersign import HeadMemory, state_head
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget, GaussianRelease, NonPrivateRelease, PoissonSampledGaussian
 from privfed.errors import BudgetExceededError
+from privfed.identity import Identity
 
 
 def privfed(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -78,7 +84,7 @@ def test_the_quick_demo_prints_one_json_object_and_nothing_else(demo: "subproces
     assert result["rounds"] == len(result["pr_auc"]) == 3
     assert set(result["epsilon"]) == {"bank_a", "bank_b", "bank_c"}
     assert all(0 < epsilon <= result["budget"]["epsilon"] for epsilon in result["epsilon"].values())
-    assert result["delta"] == 1e-5
+    assert result["delta"] == 1e-6
     assert result["he_error_max"] == 0
     assert result["mode"] == "SharedKey"
     assert {finding["adversary"] for finding in result["audit"]} >= {"the server", "the server, given the key"}
@@ -88,6 +94,14 @@ def test_the_quick_demo_prints_one_json_object_and_nothing_else(demo: "subproces
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/<pid>/mem")
 def test_the_demo_searched_the_memory_of_its_server(demo: "subprocess.CompletedProcess[str]") -> None:
     assert json.loads(demo.stdout)["server_has_secret_key"] is False
+
+
+def test_the_demo_refuses_a_file_in_place_of_its_folder_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "report"
+    file.write_text("mine")
+    monkeypatch.setattr("privfed.demo.run_demo", lambda *_, **__: pytest.fail("it ran"))
+    assert f"expected --out to name a folder, and {file} is a file" in refusal(here("demo", "--quick", "--out", str(file)))
+    assert file.read_text() == "mine"
 
 
 def test_bytes_of_the_demo_are_those_of_one_ciphertext(demo: "subprocess.CompletedProcess[str]") -> None:
@@ -148,21 +162,55 @@ def test_simulate_overwrites_nothing(simulated: "tuple[subprocess.CompletedProce
 
 
 def test_simulate_shows_rounds_banks_and_bytes_to_people(log: Path) -> None:
-    result = here("simulate", str(log), "--quick", "--banks", "3", "--features", "nobal", "--delta", "0.01")
+    result = here("simulate", str(log), "--quick", "--banks", "3", "--features", "nobal")
     assert result.exit_code == 0, result.output
     shown = " ".join(result.stdout.split())
     for text in ("PR-AUC", "simulation only", "epsilon spent", "bank_3", "bytes per parameter up", "Trust mode SharedKey"):
         assert text in shown
-    assert "delta 0.01 is not below one over the records of bank_1" in shown
+    assert re.search(r"Delta 1e-05 was chosen: a power of ten below 1 / \(10 x [12],000\)", shown)
     assert "2/2" in result.stderr
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
+
+
+def test_simulate_says_which_banks_are_too_small_and_what_was_done_so_that_none_is_empty(log: Path) -> None:
+    result = here("simulate", str(log), "--quick", "--banks", "5", "--alpha", "0.05", "--json")
+    outcome = json.loads(result.stdout)
+    small = [bank["name"] for bank in outcome["banks"] if bank["records"] < 512]
+    assert small
+    assert any(note.startswith(f"{', '.join(small)} ha") and "hardly more than noise" in note for note in outcome["notes"])
+    assert outcome["moved"] > 0
+    assert any(f"drawn anew 100 times and then {outcome['moved']} records were moved" in note for note in outcome["notes"])
+
+
+def test_simulate_shows_a_small_epsilon_to_its_digits(log: Path) -> None:
+    shown = here("simulate", str(log), "--quick", "--banks", "3", "--epsilon", "0.0012").stdout
+    assert "0.0012" in shown
+    assert "0.00 " not in shown
+
+
+def test_what_simulate_says_comes_next_is_a_command_that_runs(
+    simulated: "tuple[subprocess.CompletedProcess[str], Path]", log: Path
+) -> None:
+    out = simulated[1].with_name("a run with spaces")
+    shown = here("simulate", str(log), "--quick", "--banks", "3", "--out", str(out)).stdout
+    commands = [shlex.split(line) for line in shown.partition("Next:")[2].splitlines() if line]
+    assert [command[:-1] for command in commands] == [["privfed", "audit"], ["privfed", "report"], ["privfed", "ledger", "show"]]
+    assert here(*commands[2][1:]).exit_code == 0
+    assert {Path(commands[0][-1]), Path(commands[1][-1])} == {out}
+
+
+def test_simulate_refuses_a_delta_of_no_use_before_it_makes_a_ledger(log: Path, tmp_path: Path) -> None:
+    reason = refusal(here("simulate", str(log), "--quick", "--banks", "3", "--delta", "0.001", "--out", str(tmp_path / "run")))
+    assert "one over the 1000 records that 'bank_1' declares at most, got 0.001" in reason
+    assert "nothing was charged" in reason
+    assert not list((tmp_path / "run").iterdir())
 
 
 def test_simulate_without_noise_says_so_and_claims_nothing(log: Path) -> None:
     result = here("simulate", str(log), "--quick", "--banks", "3", "--non-private", "--json")
     outcome = json.loads(result.stdout)
     assert outcome["private"] is False
-    assert outcome["notes"] == ["no differential privacy: the banks trained without noise; for comparison only"]
+    assert outcome["notes"][0] == "no differential privacy: the banks trained without noise; for comparison only"
     assert outcome["budget"]["epsilon"] is None
     assert {bank["epsilon"] for bank in outcome["banks"]} == {None}
     assert {bank["mechanism"] for bank in outcome["banks"]} == {"NonPrivate"}
@@ -171,15 +219,17 @@ def test_simulate_without_noise_says_so_and_claims_nothing(log: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--banks", "2"), "expected at least 3 banks, got 2"),
-        (("--alpha", "0"), "expected alpha to be a finite number above 0"),
-        (("--alpha", "nan"), "expected alpha to be a finite number above 0"),
-        (("--rounds", "0"), "expected rounds and steps from 1"),
-        (("--seed", "-1"), "seed from 0"),
-        (("--epsilon", "0"), "expected epsilon to be positive"),
-        (("--epsilon", "inf"), "expected epsilon to be positive and finite"),
-        (("--delta", "1"), "expected delta to be above 0 and below 1"),
-        (("--non-private", "--delta", "0"), "expected delta to be above 0 and below 1"),
+        (("--banks", "2"), "expected --banks from 3, got 2, because an aggregate of fewer"),
+        (("--alpha", "0"), "expected --alpha to be a finite number above 0"),
+        (("--alpha", "nan"), "expected --alpha to be a finite number above 0, got nan"),
+        (("--rounds", "0"), "expected --rounds from 1, got 0"),
+        (("--seed", "-1"), "expected --seed from 0, got -1"),
+        (("--epsilon", "0"), "expected --epsilon to be a finite number above 0, got 0"),
+        (("--epsilon", "inf"), "expected --epsilon to be a finite number above 0, got inf; nothing was read"),
+        (("--delta", "1"), "expected --delta to be above 0 and below 1"),
+        (("--non-private", "--delta", "0"), "expected --delta to be above 0 and below 1"),
+        (("--non-private", "--epsilon", "3"), "expected --non-private without --epsilon"),
+        (("--quick", "--rounds", "3"), "expected --quick without --rounds: it has 2 rounds"),
         (("--banks", "80"), "too few frauds for 80 banks"),
     ],
 )
@@ -188,7 +238,7 @@ def test_simulate_refuses_what_it_cannot_do_in_one_line(options: tuple[str, ...]
 
 
 def test_simulate_refuses_a_folder_that_is_a_file(log: Path) -> None:
-    assert "exists" in refusal(here("simulate", str(log), "--quick", "--out", str(log))).lower()
+    assert f"expected --out to name a folder, and {log} is a file" in refusal(here("simulate", str(log), "--quick", "--out", str(log)))
 
 
 @pytest.mark.parametrize("options", [("--features", "raw"), ("--noise-seed", "1"), ("--banks", "three")])
@@ -205,23 +255,46 @@ def test_partition_shows_what_the_library_computes(log: Path) -> None:
     process = privfed("partition", str(log), "--banks", "4", "--alpha", "0.7", "--seed", "3", "--json")
     assert process.returncode == 0, process.stderr
     result = json.loads(process.stdout)
-    samples = features(load_paysim(log), NOBAL)
-    partition = dirichlet_partition(samples, clients=4, alpha=0.7, rng=np.random.default_rng(3))
-    expected = divergence_table([samples.labels[part] for part in partition.indices])
+    dealt = deal(features(load_paysim(log), NOBAL), banks=4, alpha=0.7, seed=3)
+    labels = [shard.labels for shard in dealt.banks.values()]
+    expected = divergence_table(labels)
     rows = pd.DataFrame(result["banks"])
-    assert rows["records"].tolist() == [len(part) for part in partition.indices]
-    assert rows["frauds"].tolist() == [int(samples.labels[part].sum()) for part in partition.indices]
+    assert rows["bank"].tolist() == list(dealt.banks)
+    assert rows["records"].tolist() == [len(own) for own in labels]
+    assert rows["frauds"].tolist() == [int(own.sum()) for own in labels]
     assert rows["kl_divergence"].to_numpy() == pytest.approx(expected["kl_divergence"].to_numpy(), rel=1e-12)
     assert rows["total_variation"].to_numpy() == pytest.approx(expected["total_variation"].to_numpy(), rel=1e-12)
-    assert result["deviation"] == partition.deviation
+    assert result["deviation"] == dealt.partition.deviation
+    assert result["set_aside"] == {"records": len(dealt.test), "frauds": int(dealt.test.labels.sum())}
     assert result["scope"] == "simulation only"
+
+
+def test_partition_shows_the_banks_that_simulate_trains(simulated: "tuple[subprocess.CompletedProcess[str], Path]", log: Path) -> None:
+    shown = json.loads(here("partition", str(log), "--banks", "3", "--seed", "4", "--json").stdout)
+    trained = json.loads(simulated[0].stdout)
+    for key in ("alpha", "seed", "deviation", "redraws", "moved"):
+        assert shown[key] == trained[key]
+    own = [(bank["bank"], bank["records"], bank["frauds"]) for bank in shown["banks"]]
+    assert own == [(bank["name"], bank["records"], bank["frauds"]) for bank in trained["banks"]]
 
 
 def test_partition_shows_a_table_with_its_totals(log: Path) -> None:
     result = here("partition", str(log), "--banks", "3", "--alpha", "1")
     assert result.exit_code == 0
-    for text in ("log.csv dealt to 3 banks, alpha 1", "bank_3", "KL", "TVD", "Simulation only", "3,000 records, 90 frauds", "drawn share"):
-        assert text in result.stdout
+    shown = " ".join(result.stdout.split())
+    for text in ("log.csv dealt to 3 banks, alpha 1", "bank_3", "KL", "TVD", "Simulation only", "drawn share"):
+        assert text in shown
+    together = re.search(r"All together: ([\d,]+) records, (\d+) frauds. Set aside for evaluation, .*?: (\d+) records, (\d+) frauds", shown)
+    assert together
+    records, frauds, aside, aside_frauds = (int(number.replace(",", "")) for number in together.groups())
+    assert (records + aside, frauds + aside_frauds) == (3000, 90)
+
+
+def test_partition_says_what_was_done_so_that_no_bank_is_empty(log: Path) -> None:
+    gentle = here("partition", str(log), "--banks", "3", "--alpha", "50").stdout
+    extreme = " ".join(here("partition", str(log), "--banks", "5", "--alpha", "0.05").stdout.split())
+    assert "Note:" not in gentle
+    assert re.search(r"Note: so that every bank .* drawn anew 100 times and then \d+ records were moved", extreme)
 
 
 def test_partition_by_a_column_names_banks_and_obeys_no_cell(log: Path) -> None:
@@ -241,8 +314,13 @@ def test_partition_by_a_column_names_banks_and_obeys_no_cell(log: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--banks", "0"), "expected clients >= 1"),
-        (("--alpha", "-1"), "expected alpha to be a finite number above 0"),
+        (("--banks", "0"), "expected --banks from 1, got 0"),
+        (("--alpha", "-1"), "expected --alpha to be a finite number above 0"),
+        (
+            ("--column", "branch", "--alpha", "1"),
+            "expected --column without --alpha: the column alone says who gets what; nothing was read",
+        ),
+        (("--column", "branch", "--banks", "3", "--seed", "1"), "expected --column without --banks and --seed"),
         (("--column", "Branch"), "no column Branch; 'branch' is similar"),
         (("--column", "amount"), "more than 1000 values in amount; nothing was split"),
         (("--banks", "100000"), "fewer"),
@@ -286,41 +364,134 @@ def test_ledger_show_gives_every_charge_and_what_is_spent(ledger: Path) -> None:
     assert bytes.fromhex(shown["charges"][0]["session"]) == b"session"
 
 
-def test_ledger_show_prints_a_table_for_people(ledger: Path) -> None:
+def test_ledger_show_sums_up_each_session_for_people_and_counts_rounds_from_1(ledger: Path) -> None:
     result = here("ledger", "show", str(ledger))
     assert result.exit_code == 0
+    shown = " ".join(result.stdout.split())
     for text in (
         "Ledger of [bold]bank",
-        "poisson sampled gaussian",
-        "gaussian release",
-        "1.25",
-        "yes",
-        "no",
+        "rounds 1 to 2, 2 charges, all done. Each: 30 noisy training steps",
+        "noise multiplier 1.25.",
+        "round 3, 1 charge, 1 of them never finished, which counts as well. Each: 2 noisy sums over all records",
         "of 8, at delta 1e-06",
         "Head: ",
     ):
-        assert text in result.stdout
+        assert text in shown
+    assert "opened" not in shown
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
+
+
+def test_ledger_show_all_gives_every_charge_and_every_other_row(ledger: Path) -> None:
+    with Ledger.reopen(ledger) as opened:
+        opened.reserve(STEPS, session=b"session", round=2, attempt=1)
+        opened.record_countersignatures(rows=1, context=bytes(32), signatures={"peer": bytes(64)})
+    shown = " ".join(here("ledger", "show", str(ledger), "--all").stdout.split())
+    for text in (
+        "opened",
+        "round 1: 30 noisy",
+        "round 2: 30 noisy",
+        "round 3: 2 noisy",
+        "round 3, attempt 2: 30 noisy",
+        "head of 1 rows countersigned by peer",
+    ):
+        assert shown.count(text) == 1
+    assert shown.count("; done") == 2
+    assert shown.count("never finished") == 2
+
+
+def test_ledger_show_states_what_the_silo_spent(tmp_path: Path) -> None:
+    path = tmp_path / "silo.ledger"
+    budget = Budget(epsilon=8.0, delta=1e-6)
+    with Ledger.open(path, population="bank", budget=budget, silo_budget=Budget(epsilon=3.0, delta=1e-9)):
+        pass
+    assert "epsilon 0.00 of 3, at delta 1e-09. Protected: one silo" in " ".join(here("ledger", "show", str(path)).stdout.split())
+    assert json.loads(here("ledger", "show", str(path), "--json").stdout)["silo_budget"] == {"epsilon": 3.0, "delta": 1e-9}
 
 
 def test_ledger_show_of_an_unlimited_budget_shows_infinity_and_no_invalid_json(tmp_path: Path) -> None:
     path = tmp_path / "free.ledger"
     with Ledger.open(path, population="free", budget=Budget.unlimited(delta=1e-6)) as opened:
         opened.reserve(NonPrivateRelease(), session=b"s", round=0, attempt=0)
-    assert "epsilon inf of an unlimited budget" in here("ledger", "show", str(path)).stdout
+    assert "epsilon infinite without a limit, at delta 1e-06" in here("ledger", "show", str(path)).stdout
     shown = json.loads(here("ledger", "show", str(path), "--json").stdout)
     assert shown["spent"] is None
     assert shown["budget"]["epsilon"] is None
 
 
-def test_ledger_verify_says_what_was_verified(ledger: Path) -> None:
+def test_ledger_verify_says_what_was_verified_and_what_was_not(ledger: Path) -> None:
     process = privfed("ledger", "verify", str(ledger))
     assert process.returncode == 0, process.stderr
-    assert "all 6 rows of the ledger of [bold]bank are as they were written" in process.stdout
+    assert "Checked: all 6 rows of the ledger of [bold]bank are as they were written" in process.stdout
+    assert "Not checked: whose ledger this is. Give --population" in process.stdout
+    assert "Not checked: whether all its files were set back to an older copy or exchanged together. Give --head" in process.stdout
     verified = json.loads(here("ledger", "verify", str(ledger), "--json").stdout)
     assert verified["verified"] is True
     assert verified["rows"] == 6
+    assert (verified["population_checked"], verified["rows_since_head"]) == (False, None)
     assert f"Head: {verified['head']}" in process.stdout
+
+
+def test_ledger_verify_with_population_and_head_leaves_nothing_unchecked(ledger: Path, tmp_path: Path) -> None:
+    head = tmp_path / "then.txt"
+    head.write_text(here("ledger", "verify", str(ledger)).stdout)
+    with Ledger.reopen(ledger) as opened:
+        opened.reserve(STEPS, session=b"session", round=7, attempt=0)
+    result = here("ledger", "verify", str(ledger), "--population", "[bold]bank", "--head", str(head))
+    assert result.exit_code == 0, result.output
+    assert "Not checked" not in result.stdout
+    assert "it extends the head that you remember, by 1 rows" in result.stdout
+    digits = re.findall(r"[0-9a-f]{64}", head.read_text())[0]
+    by_digits = json.loads(here("ledger", "verify", str(ledger), "--population", "[bold]bank", "--head", digits.upper(), "--json").stdout)
+    assert (by_digits["population_checked"], by_digits["rows_since_head"]) == (True, 1)
+
+
+def test_ledger_verify_refuses_another_banks_ledger_and_an_older_copy(ledger: Path, tmp_path: Path) -> None:
+    older = tmp_path / "older" / ledger.name
+    older.parent.mkdir()
+    for suffix in ("", ".head"):
+        shutil.copy(ledger.with_name(ledger.name + suffix), older.with_name(older.name + suffix))
+    with Ledger.reopen(ledger) as opened:
+        opened.reserve(STEPS, session=b"session", round=7, attempt=0)
+        head = opened.head.hex()
+    assert here("ledger", "verify", str(older)).exit_code == 0  # by itself it holds
+    assert "does not extend the head that is remembered" in refusal(here("ledger", "verify", str(older), "--head", head))
+    assert "is the ledger of '[bold]bank', not of 'other'" in refusal(here("ledger", "verify", str(ledger), "--population", "other"))
+
+
+def test_ledger_verify_takes_the_head_from_the_memory_of_a_peer(ledger: Path, tmp_path: Path) -> None:
+    peer, owner, memory = Identity.generate("peer"), Identity.generate("owner"), HeadMemory(tmp_path / "heads.sqlite")
+    older = {suffix: ledger.with_name(ledger.name + suffix).read_bytes() for suffix in ("", ".head")}
+    with Ledger.reopen(ledger) as opened:
+        opened.reserve(STEPS, session=b"session", round=7, attempt=0)
+        statement = state_head(opened, owner, context=bytes(32), peers=("peer",))
+    memory.countersign(statement, owner=owner.public, population="[bold]bank", context=bytes(32), signer=peer)
+    before = (tmp_path / "heads.sqlite").read_bytes()
+    arguments = ("ledger", "verify", str(ledger), "--head", str(tmp_path / "heads.sqlite"))
+    assert "has not grown since" in here(*arguments).stdout
+    for suffix, content in older.items():
+        ledger.with_name(ledger.name + suffix).write_bytes(content)
+    assert "does not extend the head that is remembered" in refusal(here(*arguments))
+    assert (tmp_path / "heads.sqlite").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("no head here", "exactly one such number, got 0 in head.txt"), (f"{'ab' * 32} {'cd' * 32}", "got 2 in head.txt")],
+)
+def test_ledger_verify_refuses_a_file_that_says_no_head(content: str, reason: str, ledger: Path, tmp_path: Path) -> None:
+    (tmp_path / "head.txt").write_text(content)
+    assert reason in refusal(here("ledger", "verify", str(ledger), "--head", str(tmp_path / "head.txt")))
+    assert "No such file" in refusal(here("ledger", "verify", str(ledger), "--head", "00ff"))
+
+
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_looking_at_a_ledger_writes_to_no_file(command: str, ledger: Path) -> None:
+    def files() -> dict[str, tuple[bytes, int]]:
+        return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in ledger.parent.iterdir()}
+
+    before = files()
+    assert here("ledger", command, str(ledger)).exit_code == 0
+    assert files() == before
 
 
 @pytest.mark.parametrize("command", ["show", "verify"])
@@ -336,8 +507,10 @@ def test_a_tampered_ledger_is_refused_by_a_process_of_its_own(ledger: Path) -> N
     process = privfed("ledger", "verify", str(ledger))
     assert process.returncode == 2
     assert process.stdout == ""
-    assert process.stderr.startswith("refused: bank.ledger is not the ledger that was written")
+    assert process.stderr.startswith("refused: the head file bank.ledger.head is missing or damaged")
+    assert "restore it with bank.ledger" in process.stderr
     assert len(process.stderr.splitlines()) == 1
+    assert [path.name for path in ledger.parent.iterdir()] == ["bank.ledger"]
 
 
 @pytest.mark.parametrize("command", ["show", "verify"])
@@ -350,9 +523,9 @@ def test_a_ledger_that_is_open_elsewhere_is_refused(command: str, ledger: Path) 
 def test_what_is_no_ledger_is_refused_and_gets_no_files_beside_it(command: str, tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
     other.write_text("not a ledger")
-    assert "notes.txt is no ledger" in refusal(here("ledger", command, str(other)))
+    assert "notes.txt is not the ledger that was written: it is not a database" in refusal(here("ledger", command, str(other)))
     assert "Is a directory" in refusal(here("ledger", command, str(tmp_path)))
-    assert "No such file" in refusal(here("ledger", command, str(tmp_path / "absent")))
+    assert "found none" in refusal(here("ledger", command, str(tmp_path / "absent")))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -388,6 +561,39 @@ def test_help_does_not_wait_for_torch_or_pandas() -> None:
     names = [name for name, _ in commands()]
     assert names == ["demo", "simulate", "partition", "audit", "report", "ledger show", "ledger verify"]
     assert subprocess.run([sys.executable, "-c", program, *names], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("simulate", "absent.csv"),
+        ("simulate", "absent.csv", "--rounds", "0"),
+        ("simulate", "absent.csv", "--epsilon", "-1"),
+        ("simulate", __file__, "--quick", "--rounds", "1"),
+        ("simulate", __file__, "--out", __file__),
+        ("partition", "absent.csv"),
+        ("partition", __file__, "--column", "a", "--alpha", "1"),
+        ("audit", "absent"),
+        ("report", "absent"),
+        ("report", "absent", "--no-audit", "--quick"),
+        ("demo", "--out", __file__),
+        ("ledger", "verify", "absent"),
+    ],
+    ids=" ".join,
+)
+def test_a_bad_argument_is_refused_before_torch_or_pandas_is_loaded(arguments: tuple[str, ...]) -> None:
+    program = (
+        "import sys; from typer.testing import CliRunner; from privfed.cli import app; "
+        "result = CliRunner().invoke(app, sys.argv[1:]); print(result.output); "
+        "raise SystemExit(result.exit_code != 2 or bool({'torch', 'pandas'} & set(sys.modules)))"
+    )
+    process = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout
+    assert process.stdout.startswith("refused: ")
+
+
+def test_the_version_is_shown() -> None:
+    assert here("--version").stdout == f"privfed {version('privfed')}\n"
 
 
 def test_the_command_alone_shows_what_there_is() -> None:
@@ -438,7 +644,7 @@ def test_a_traceback_shows_no_variables() -> None:
         "import privfed.data.paysim as paysim; from privfed.cli import app\n"
         "def broken(path):\n    secret = 'private ' + 'row'\n    raise RuntimeError('broken')\n"
         "paysim.load_paysim = broken\n"
-        "app(['partition', 'log.csv'])"
+        f"app(['partition', {__file__!r}])"
     )
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert process.returncode == 1
@@ -454,6 +660,12 @@ def test_a_traceback_shows_no_variables() -> None:
     [
         (lambda: number(float("nan")), "-"),
         (lambda: number(0.12345), "0.123"),
+        (lambda: epsilon_of(3.996), "4.00"),
+        (lambda: epsilon_of(0.00123), "0.0012"),
+        (lambda: epsilon_of(0.0), "0.00"),
+        (lambda: epsilon_of(float("inf")), "infinite"),
+        (lambda: duration(99.4), "99 s"),
+        (lambda: duration(200), "3 min"),
         (lambda: bytes_of(999), "999 B"),
         (lambda: bytes_of(30_000), "30.0 kB"),
         (lambda: bytes_of(2_345_678), "2.3 MB"),
@@ -464,6 +676,18 @@ def test_a_traceback_shows_no_variables() -> None:
 )
 def test_numbers_and_names_are_shown_plainly(call: Callable[[], object], shown: object) -> None:
     assert call() == shown
+
+
+def test_progress_says_how_long_the_other_rounds_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 160.0, 220.0])
+    monkeypatch.setattr("privfed.cli.terminal.time.monotonic", lambda: next(clock))
+    bar = Progress(disable=True)
+    progress = RoundProgress(bar)
+    progress.training(3, banks=40)
+    assert bar.tasks[0].description == "Training 40 banks in rounds"
+    for number_, left in ((0, "2 min left"), (1, "60 s left"), (2, "3/3")):
+        progress.round(SimpleNamespace(record=SimpleNamespace(round=number_), evaluation=None))
+        assert bar.tasks[0].fields["state"].endswith(left)
 
 
 def test_a_table_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,15 +4,20 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from privfed.audit.findings import Audit
+from privfed.cli import app
 from privfed.data.paysim import NOBAL
 from privfed.data.transactions import generate_transactions
 from privfed.dp.ledger import Ledger
-from privfed.dp.mechanism import Budget, PoissonSampledGaussian
+from privfed.dp.mechanism import PoissonSampledGaussian
 from privfed.errors import LedgerError, UnsupportedDataError
 from privfed.saved import SavedRun
 from privfed.scenario import Scenario, run_scenario
@@ -28,9 +33,15 @@ def privfed(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def run(folder: Path, budget: Budget) -> Path:
+def here(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "100"})
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def run(folder: Path, epsilon: float) -> Path:
     table = generate_transactions(rows=4000, fraud_rate=0.02, rng=np.random.default_rng(2))
-    scenario = Scenario(banks=3, rounds=2, steps=5, feature_set=NOBAL, budget=budget)
+    scenario = Scenario(banks=3, rounds=2, steps=5, feature_set=NOBAL, epsilon=epsilon)
     folder.mkdir()
     run_scenario(table, scenario, ledgers=folder).save(folder)
     return folder
@@ -38,12 +49,12 @@ def run(folder: Path, budget: Budget) -> Path:
 
 @pytest.fixture(scope="module")
 def private_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("runs") / "private", Budget(epsilon=3.0, delta=1e-5))
+    return run(tmp_path_factory.mktemp("runs") / "private", 3.0)
 
 
 @pytest.fixture(scope="module")
 def open_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("runs") / "open", Budget.unlimited(delta=1e-5))
+    return run(tmp_path_factory.mktemp("runs") / "open", math.inf)
 
 
 def test_a_saved_run_is_read_as_it_was(private_run: Path) -> None:
@@ -59,6 +70,7 @@ def test_a_saved_run_is_read_as_it_was(private_run: Path) -> None:
 def test_the_audit_of_a_private_run_finds_nothing_where_its_control_finds_records(private_run: Path) -> None:
     process = privfed("audit", str(private_run), "--quick", "--json")
     assert process.returncode == 0, process.stderr
+    (private_run / "audit.json").unlink()  # the other tests want to make their own
     findings = json.loads(process.stdout)["findings"]
     assert {finding["control"] for finding in findings} == {True, False}
     assert all(not finding["certified"] for finding in findings if not finding["control"])
@@ -87,6 +99,59 @@ def test_an_audit_charges_nothing(private_run: Path) -> None:
     assert len(before) == 3
 
 
+def test_the_report_uses_the_audit_that_was_kept_for_this_very_run_and_says_so(
+    private_run: Path, open_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(private_run, folder)
+    shutil.copytree(open_run, other)
+    attacks: list[int] = []
+    attack = SavedRun.audit
+
+    def counted(self: SavedRun, *, repeats: int, progress: Callable[[int], None]) -> Audit:
+        attacks.append(repeats)
+        return attack(self, repeats=2, progress=progress)
+
+    monkeypatch.setattr(SavedRun, "audit", counted)
+    audited = here("audit", str(folder), "--quick", "--json")
+    assert attacks == [3]
+    reported = here("report", str(folder))
+    assert attacks == [3]
+    assert "Attacks: those of audit.json, over 2 batches of canaries" in reported.stdout
+    assert json.loads((folder / "report.json").read_text())["audit"]["findings"] == json.loads(audited.stdout)["findings"]
+
+    shutil.copy(folder / "audit.json", other / "audit.json")
+    assert (
+        "Attacks: run now, over 2 batches of canaries, because there was no audit.json of this very run"
+        in here("report", str(other)).stdout
+    )
+    assert attacks == [3, 8]
+    assert (other / "audit.json").read_bytes() != (folder / "audit.json").read_bytes()  # kept for the next time
+    assert "those of audit.json" in here("report", str(other)).stdout
+    assert attacks == [3, 8]
+
+    before = (folder / "audit.json").read_bytes()
+    assert "Attacks" not in here("report", str(folder), "--no-audit").stdout
+    assert (folder / "audit.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("file", ["history.json", "model.npz"])
+def test_an_audit_is_bound_to_every_byte_that_the_run_wrote_and_to_the_version(
+    private_run: Path, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(private_run, folder)
+    saved = SavedRun.load(folder)
+    saved.keep_audit(saved.audit(repeats=2))
+    assert saved.kept_audit() is not None
+    with monkeypatch.context() as patch:
+        patch.setattr("privfed.saved.__version__", "0.0.1")
+        assert saved.kept_audit() is None
+    with (folder / file).open("ab") as stream:
+        stream.write(b" ")
+    assert saved.kept_audit() is None
+
+
 def test_the_report_is_written_beside_the_run(private_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(private_run, folder)
@@ -99,12 +164,14 @@ def test_the_report_is_written_beside_the_run(private_run: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("command", ["audit", "report"])
-def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path, command: str) -> None:
-    process = privfed(command, str(tmp_path))
-    assert process.returncode == 2
-    assert process.stdout == ""
-    assert process.stderr.splitlines()[-1].startswith("refused: ")
-    assert "Traceback" not in process.stderr
+def test_a_folder_without_a_run_is_refused_in_one_line_that_says_how_to_make_one(tmp_path: Path, command: str) -> None:
+    for wrong in (tmp_path, tmp_path / "absent", Path(__file__)):
+        process = privfed(command, str(wrong))
+        assert process.returncode == 2
+        assert process.stdout == ""
+        (line,) = process.stderr.splitlines()
+        assert line.startswith(f"refused: {wrong} holds no history.json")
+        assert "privfed simulate FILE.csv --out DIR" in line
 
 
 @pytest.mark.parametrize("damage", ["{}", "[]", '{"features": []}', "not json"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from privfed.demo import BANKS, BUDGET, QUICK, DemoResult, Size, run_demo
+from privfed.demo import BANKS, BUDGET, FULL, QUICK, DemoResult, Size, run_demo
 from privfed.history import RoundSummary
 
 torch.set_num_threads(1)
@@ -33,7 +33,7 @@ def test_the_result_is_one_json_object(result: DemoResult) -> None:
     assert values["rounds"] == len(values["pr_auc"]) == 2
     assert set(values["epsilon"]) == set(BANKS)
     assert all(0 < epsilon <= BUDGET.epsilon for epsilon in values["epsilon"].values())
-    assert (values["delta"], values["mode"], values["he_error_max"]) == (1e-5, "SharedKey", 0)
+    assert (values["delta"], values["mode"], values["he_error_max"]) == (1e-6, "SharedKey", 0)
 
 
 def test_the_audit_shows_nothing_readable_at_the_server(result: DemoResult) -> None:
@@ -84,6 +84,10 @@ def test_the_report_is_written_in_three_layouts(result: DemoResult, tmp_path: Pa
     assert path == tmp_path / "out" / "report.html"
     assert sorted(file.name for file in path.parent.iterdir()) == ["report.html", "report.json", "report.md"]
     assert "privfed demo --quick" in path.read_text(encoding="utf-8")
+
+
+def test_delta_is_below_a_tenth_of_one_over_all_records() -> None:
+    assert BUDGET.delta * FULL.rows < 0.1
 
 
 def test_the_quick_demo_is_smaller() -> None:

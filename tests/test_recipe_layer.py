@@ -1,4 +1,5 @@
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,16 @@ def test_type_checkers_see_the_names_that_are_there() -> None:
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert seen == privfed._HOMES
+
+
+def test_dir_shows_the_recipe_layer_and_nothing_else() -> None:
+    assert set(dir(privfed)) == {*privfed._HOMES, "__doc__", "__version__"}
+
+
+def test_the_reference_documents_every_name_under_the_name_that_is_promised() -> None:
+    page = (Path(privfed.__file__).parents[1] / "docs" / "reference.md").read_text()
+    documented = re.findall(r"^\.\. (?:auto\w+|py:data):: ([\w.]+)$", page, re.MULTILINE)
+    assert sorted(documented) == sorted(f"privfed.{name}" for name in privfed._HOMES)
 
 
 def test_another_name_is_no_attribute() -> None:

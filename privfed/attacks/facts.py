@@ -1,7 +1,8 @@
 """Public facts about a round that every attack may use: the columns of the model's input, and how the clients trained."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
@@ -17,11 +18,13 @@ class Continuous:
         name: Name of the column.
         low: Declared lower end of its range, in the units that the model gets.
         high: Declared upper end, above `low`.
+        words: Says a value in the units of people, for reports; left out, it is shown as the model gets it.
     """
 
     name: str
     low: float
     high: float
+    words: Callable[[float], str] = field(default="{:.3f}".format, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):

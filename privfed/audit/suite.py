@@ -220,6 +220,6 @@ def _texts(row: NDArray[np.float64], canaries: Canaries) -> tuple[str, ...]:
             texts.append(column.categories[int(row[start : start + len(column.categories)].argmax())])
             start += len(column.categories)
         else:
-            texts.append(f"{row[start]:.3f}")
+            texts.append(column.words(float(row[start])))
             start += 1
     return tuple(texts)

@@ -4,8 +4,11 @@ A command is a function in the module of its group, and one line here. What the 
 `privfed.cli.refusals` and nowhere else, so a command has no `try`.
 """
 
+from typing import Annotated
+
 import typer
 
+from privfed import __version__
 from privfed.cli import ledger
 from privfed.cli.audit import audit, report
 from privfed.cli.demo import demo
@@ -17,8 +20,16 @@ from privfed.cli.simulate import simulate
 app = typer.Typer(cls=Refusing, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"privfed {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _main() -> None:
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)] = False,
+) -> None:
     """Privacy-first federated learning for consortia. Start with `privfed demo`.
 
     What is refused is said in one line on stderr, with exit code 2. Progress goes to stderr, results to stdout.

@@ -2,13 +2,13 @@
 
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from privfed.cli.terminal import AsJson, print_json, round_progress, table, use_one_core
+from privfed.cli.arguments import AsJson, RunFolder, finished_run
+from privfed.cli.terminal import RoundProgress, print_json, round_progress, table, use_one_core
 
 if TYPE_CHECKING:
     from privfed.audit.findings import Audit, Finding
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _REPEATS, _QUICK_REPEATS = 8, 3
 
-RunFolder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False, readable=False)]
 Quick = Annotated[bool, typer.Option("--quick", help=f"{_QUICK_REPEATS} batches of canaries instead of {_REPEATS}.")]
 
 
@@ -25,17 +24,23 @@ def audit(folder: RunFolder, *, quick: Quick = False, as_json: AsJson = False) -
 
     DIR is a folder that `privfed simulate --out` wrote. The attacks run on canary rounds: real encrypted rounds, with the training
     of the bank that adds the least noise, on made-up records. Beside every score stands what guessing reaches, and the same attack
-    with the protection taken away, which must succeed. No record and no ledger of the banks is touched.
+    with the protection taken away, which must succeed. No record and no ledger of the banks is touched. What was found is kept as
+    audit.json in DIR, for `privfed report`; an earlier one is replaced.
 
     ```
     privfed audit run1
     ```
     """
-    _, found = _audited(folder, quick=quick, quiet=as_json)
+    finished_run(folder)
+    with round_progress(quiet=as_json) as progress:
+        from privfed.saved import SavedRun  # noqa: PLC0415 # --help must not wait for torch
+
+        found = _attack(SavedRun.load(folder), progress, quick=quick)
     if as_json:
         print_json(found.to_json())
     else:
         show_audit(found)
+        typer.echo(f"Kept for privfed report: {folder / 'audit.json'}")
 
 
 def report(
@@ -47,36 +52,46 @@ def report(
     """Write a report of a simulation: quality, privacy spent, bytes, who could read what. HTML, Markdown and JSON.
 
     DIR is a folder that `privfed simulate --out` wrote; report.html, report.md and report.json are put into it and replace earlier
-    ones. The report shows what is public, and canaries: no record of a bank.
+    ones. What attacks could read is taken from the audit.json of `privfed audit` if it is about this very run and of this version;
+    else the attacks are run, as `privfed audit` does. The report shows what is public, and canaries: no record of a bank.
 
     ```
     privfed report run1
     ```
     """
-    from privfed.report.write import write_report  # noqa: PLC0415 # --help must not wait for torch
-    from privfed.saved import SavedRun  # noqa: PLC0415
+    if no_audit and quick:
+        raise ValueError("expected --no-audit without --quick: there is nothing to shorten; nothing was read")
+    finished_run(folder)
+    with round_progress(quiet=False) as progress:
+        from privfed.report.write import write_report  # noqa: PLC0415 # --help must not wait for torch
+        from privfed.saved import SavedRun  # noqa: PLC0415
 
-    run, found = (SavedRun.load(folder), None) if no_audit else _audited(folder, quick=quick, quiet=False)
-    path = write_report(
-        run.history,
-        folder / "report.html",
-        audit=found,
-        statements=run.statements(),
-        title=f"What the simulation in {folder.resolve().name} gave away",
-        command=shlex.join(["privfed", *sys.argv[1:]]),
-    )
-    typer.echo(f"Report: {path} (and .md, .json)")
-
-
-def _audited(folder: Path, *, quick: bool, quiet: bool) -> "tuple[SavedRun, Audit]":
-    with round_progress(quiet=quiet) as progress:
-        from privfed.saved import SavedRun  # noqa: PLC0415 # --help must not wait for torch
-
-        use_one_core()
-        repeats = _QUICK_REPEATS if quick else _REPEATS
         run = SavedRun.load(folder)
-        progress.preparing("Attacking canaries")
-        return run, run.audit(repeats=repeats, progress=lambda done: progress.preparing(f"Attacking canaries, {done} of {repeats}"))
+        statements = run.statements()
+        kept = None if no_audit else run.kept_audit()
+        found = kept if kept is not None or no_audit else _attack(run, progress, quick=quick)
+        path = write_report(
+            run.history,
+            folder / "report.html",
+            audit=found,
+            statements=statements,
+            title=f"What the simulation in {folder.resolve().name} gave away",
+            command=shlex.join(["privfed", *sys.argv[1:]]),
+        )
+    typer.echo(f"Report: {path} (and .md, .json)")
+    if kept is not None:
+        typer.echo(f"Attacks: those of audit.json, over {kept.repeats} batches of canaries; privfed audit repeats them.")
+    elif found is not None:
+        typer.echo(f"Attacks: run now, over {found.repeats} batches of canaries, because there was no audit.json of this very run.")
+
+
+def _attack(run: "SavedRun", progress: RoundProgress, *, quick: bool) -> "Audit":
+    use_one_core()
+    repeats = _QUICK_REPEATS if quick else _REPEATS
+    progress.preparing("Attacking canaries")
+    found = run.audit(repeats=repeats, progress=lambda done: progress.preparing(f"Attacking canaries, {done} of {repeats}"))
+    run.keep_audit(found)
+    return found
 
 
 def show_audit(found: "Audit") -> None:

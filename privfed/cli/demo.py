@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 from rich.panel import Panel
 
+from privfed.cli.arguments import AsJson, folder_to_write
 from privfed.cli.audit import show_audit
-from privfed.cli.terminal import AsJson, number, print_json, round_progress, table, use_one_core
+from privfed.cli.terminal import epsilon_of, number, print_json, round_progress, table, use_one_core
 
 if TYPE_CHECKING:
     from privfed.demo import DemoResult
@@ -31,12 +32,13 @@ def demo(
     privfed demo --quick
     ```
     """
+    folder_to_write(out)
     with round_progress(quiet=as_json) as progress:
-        from privfed.demo import FULL, QUICK, run_demo  # noqa: PLC0415 # --help must not wait for torch
+        from privfed.demo import BANKS, FULL, QUICK, run_demo  # noqa: PLC0415 # --help must not wait for torch
 
         use_one_core()
         size = QUICK if quick else FULL
-        progress.training(size.rounds)
+        progress.training(size.rounds, banks=len(BANKS))
         result = run_demo(
             size, progress=progress.round, auditing=lambda done: progress.preparing(f"Attacking canaries, {done} of {size.repeats}")
         )
@@ -60,23 +62,25 @@ def _show(result: "DemoResult") -> None:
             str(len(summary.record.participants)),
             f"{summary.record.effective_clients:.2f}",
             number(summary.evaluation.pr_auc) if summary.evaluation else "-",
-            "-" if summary.grid_error_max is None else f"{summary.grid_error_max} grid steps",
+            "-" if summary.grid_error_max is None else f"{summary.grid_error_max} steps",
         )
         for summary in history.rounds
     )
     console.print(
         table(
             "The model, round by round",
-            ("round", "banks in sum", "effective", "PR-AUC", "sum's error"),
+            ("round", "banks in sum", "equal banks", "PR-AUC", "sum's error"),
             rows=rounds,
             left=0,
-            caption="PR-AUC on held-out transactions (simulation only). Error: of the decrypted sum against the exact one.",
+            caption="Equal banks: so many banks of equal weight would hide one another as well (the effective number of clients). PR-AUC: "
+            "on held-out transactions (simulation only). Sum's error: of the decrypted sum against the exact one, in steps of the grid to "
+            "which updates are rounded before encryption.",
         )
     )
     spent = (
         (
             name,
-            f"{epsilon:.2f}",
+            epsilon_of(epsilon),
             f"{BUDGET.epsilon:g}",
             f"{BUDGET.delta:g}",
             f"{mechanism.noise_multiplier:.2f}" if isinstance(mechanism := history.training[name], DpSgd) else "-",
@@ -89,7 +93,8 @@ def _show(result: "DemoResult") -> None:
             "What each bank spent of its privacy budget",
             ("bank", "epsilon spent", "of", "at delta", "noise multiplier"),
             rows=spent,
-            caption="Epsilon and delta bound what anyone can learn about one record.",
+            caption="Epsilon and delta bound what anyone can learn about one record. Noise multiplier: standard deviation over the "
+            "clipping norm.",
         )
     )
     found = {True: "[red]a key was found[/red]", False: "no key was found", None: "could not be searched on this system"}

@@ -1,5 +1,7 @@
 """`privfed simulate`."""
 
+import math
+import shlex
 import tempfile
 from contextlib import ExitStack
 from enum import Enum
@@ -10,11 +12,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from privfed.cli.terminal import AsJson, CsvFile, bytes_of, number, print_json, round_progress, table, use_one_core
+from privfed.cli.arguments import AsJson, CsvFile, above_zero, alone, at_least, empty_folder, readable
+from privfed.cli.terminal import bytes_of, epsilon_of, number, print_json, round_progress, table, use_one_core
 
 if TYPE_CHECKING:
     from privfed.scenario import Outcome
 
+_ROUNDS, _EPSILON = 20, 4.0
 _QUICK_ROUNDS, _QUICK_STEPS = 2, 10
 
 
@@ -28,16 +32,47 @@ class Features(Enum):
 def simulate(
     file: CsvFile,
     *,
-    banks: Annotated[int, typer.Option(help="Number of simulated banks, at least 3.")] = 5,
-    alpha: Annotated[float, typer.Option(help="How alike the banks are: 0.1 extreme skew, 0.5 a consortium, 1 moderate.")] = 0.5,
+    banks: Annotated[
+        int,
+        typer.Option(
+            help="Number of simulated banks, at least 3.",
+            callback=at_least("--banks", 3, ", because an aggregate of fewer says too much about each"),
+        ),
+    ] = 5,
+    alpha: Annotated[
+        float,
+        typer.Option(
+            help="How alike the banks are: 0.1 extreme skew, 0.5 a consortium, 1 moderate.",
+            callback=above_zero("--alpha"),
+        ),
+    ] = 0.5,
     features: Annotated[
         Features, typer.Option(help="What the model sees: type, hour, amount (nobal), and balances before the transaction (pre).")
     ] = Features.PRE,
-    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 20,
-    epsilon: Annotated[float, typer.Option(help="Privacy budget of each bank for all rounds together.")] = 4.0,
-    delta: Annotated[float, typer.Option(help="The other half of the budget: far below one over the records of a bank.")] = 1e-5,
+    rounds: Annotated[
+        int | None, typer.Option(help="Number of rounds.", show_default=str(_ROUNDS), callback=at_least("--rounds", 1))
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Privacy budget of each bank for all rounds together.",
+            show_default=f"{_EPSILON:g}",
+            callback=above_zero("--epsilon"),
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="The other half of the budget: far below one over the records of a bank. Left out: a power of ten below 1 / (10 x the "
+            "records that the largest bank declares).",
+            show_default=False,
+            callback=above_zero("--delta", below=1),
+        ),
+    ] = None,
     non_private: Annotated[bool, typer.Option("--non-private", help="Train without noise, for comparison. Nothing is promised.")] = False,
-    seed: Annotated[int, typer.Option(help="Fixes who gets which record, and the test set. Never noise, never keys.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Fixes who gets which record, and the test set. Never noise, never keys.", callback=at_least("--seed", 0))
+    ] = 0,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="New or empty folder for history.json, model.npz and the ledgers.", show_default=False),
@@ -48,18 +83,28 @@ def simulate(
     """Train on your own transactions as if they lay at several banks: encrypted updates, DP-SGD at each bank.
 
     FILE.csv holds transactions in the columns of Kaggle's PaySim log, gzipped if you like; it is only read. A quarter of the records
-    is set aside for evaluation, and the others are dealt to the banks by a Dirichlet distribution. Counts and quality are shown
-    because you hold all the data; real banks must not publish theirs.
+    is set aside for evaluation, and the others are dealt to the banks by a Dirichlet distribution; `privfed partition` shows that deal.
+    Each bank declares its number of records, rounded up to thousands. Counts and quality are shown because you hold all the data; real
+    banks must not publish theirs.
 
     ```
     privfed simulate log.csv --quick
     privfed simulate log.csv --banks 5 --epsilon 4 --out run1
     ```
     """
+    if quick:
+        alone("--quick", {"--rounds": rounds}, reason=f"it has {_QUICK_ROUNDS} rounds")
+    if non_private:
+        alone("--non-private", {"--epsilon": epsilon}, reason="without noise there is no epsilon to keep to")
+    readable(file)
     with ExitStack() as stack:
+        folder = empty_folder(out) if out else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-simulate-")))
         progress = stack.enter_context(round_progress(quiet=as_json))
+        progress.preparing(f"Reading {file.name}")
         from privfed.data.paysim import NOBAL, PRE, load_paysim  # noqa: PLC0415 # --help must not wait for pandas and torch
-        from privfed.dp.mechanism import Budget  # noqa: PLC0415
+
+        transactions = load_paysim(file)
+        progress.preparing("Loading torch")
         from privfed.scenario import Scenario, run_scenario  # noqa: PLC0415
 
         use_one_core()
@@ -67,15 +112,13 @@ def simulate(
             banks=banks,
             alpha=alpha,
             feature_set={Features.PRE: PRE, Features.NOBAL: NOBAL}[features],
-            rounds=_QUICK_ROUNDS if quick else rounds,
+            rounds=_QUICK_ROUNDS if quick else rounds or _ROUNDS,
             steps=_QUICK_STEPS if quick else Scenario().steps,
-            budget=Budget.unlimited(delta=delta) if non_private else Budget(epsilon=epsilon, delta=delta),
+            epsilon=math.inf if non_private else epsilon or _EPSILON,
+            delta=delta,
             seed=seed,
         )
-        folder = _empty(out) if out else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-simulate-")))
-        progress.preparing(f"Reading {file.name}")
-        transactions = load_paysim(file)
-        progress.training(scenario.rounds)
+        progress.training(scenario.rounds, banks=banks)
         outcome = run_scenario(transactions, scenario, ledgers=folder, progress=progress.round)
     if out:
         outcome.save(out)
@@ -85,17 +128,10 @@ def simulate(
         _show(outcome, out)
 
 
-def _empty(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise ValueError(f"expected {folder} to be a new or empty folder; nothing was read or overwritten; give --out another one")
-    return folder
-
-
 def _show(outcome: "Outcome", out: Path | None) -> None:
     from privfed.training.mechanism import DpSgd  # noqa: PLC0415
 
-    history, budget = outcome.history, outcome.scenario.budget
+    history, budget = outcome.history, outcome.budget
     console = Console()
     rounds = (
         (
@@ -114,7 +150,8 @@ def _show(outcome: "Outcome", out: Path | None) -> None:
             ("round", "banks in sum", "PR-AUC", "recall at 1 % FPR", "sent per bank", "seconds"),
             rows=rounds,
             left=0,
-            caption=f"On the quarter set aside (simulation only). Guessing has a PR-AUC of {outcome.prevalence:.4f}.",
+            caption=f"On the quarter set aside (simulation only). Guessing has a PR-AUC of {outcome.prevalence:.4f}. Recall: share of the "
+            "frauds found where 1 % of the others are flagged, too.",
         )
     )
     banks = (
@@ -122,9 +159,9 @@ def _show(outcome: "Outcome", out: Path | None) -> None:
             bank.name,
             f"{bank.records:,}",
             f"{bank.frauds:,}",
-            f"{mechanism.noise_multiplier:.2f}" if isinstance(mechanism := history.training[bank.name], DpSgd) else "none",
-            f"{history.epsilon[bank.name]:.2f}",
-            f"{budget.epsilon:g}",
+            f"{mechanism.noise_multiplier:.3g}" if isinstance(mechanism := history.training[bank.name], DpSgd) else "none",
+            epsilon_of(history.epsilon[bank.name]),
+            f"{budget.epsilon:g}" if budget.limited else "no limit",
             f"{budget.delta:g}",
             bytes_of(bank.bytes_up),
         )
@@ -140,6 +177,12 @@ def _show(outcome: "Outcome", out: Path | None) -> None:
         )
     )
     console.print()
+    if outcome.scenario.delta is None and history.private:
+        console.print(
+            f"Delta {budget.delta:g} was chosen: a power of ten below 1 / (10 x {outcome.declared:,}); the largest bank declares "
+            f"{outcome.declared:,} records.",
+            highlight=False,
+        )
     console.print(
         f"Updates travelled encrypted: {history.bytes_up_per_parameter:.2f} bytes per parameter up, "
         f"{history.bytes_down_per_parameter:.2f} down ({history.model.layout.size} parameters). Trust mode {history.mode}: every bank "
@@ -148,5 +191,6 @@ def _show(outcome: "Outcome", out: Path | None) -> None:
     for note in outcome.notes:
         console.print(f"[yellow]Note:[/yellow] {escape(note)}")
     if out:
-        console.print(f"Written to {escape(str(out))}: history.json, model.npz, and a ledger per bank.")
-        console.print(f"Next: privfed audit {escape(str(out))}, privfed report {escape(str(out))}, privfed ledger show.")
+        console.print(f"Written to {escape(str(out))}: history.json, model.npz, and a ledger per bank. Next:")
+        for command in (["audit", out], ["report", out], ["ledger", "show", out / f"{outcome.banks[0].name}.ledger"]):
+            typer.echo(f"  {shlex.join(['privfed', *map(str, command)])}")

@@ -1,10 +1,10 @@
 """How results look: progress on stderr, tables on stdout, numbers to the digits that mean something."""
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -15,13 +15,9 @@ from rich.table import Table
 if TYPE_CHECKING:
     from privfed.history import RoundSummary
 
-# Files are opened, not asked: what the system says about them is a refusal like any other.
-CsvFile = Annotated[Path, typer.Argument(metavar="FILE.csv", show_default=False, readable=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-
 
 class RoundProgress:
-    """A bar on stderr that first names what is prepared, then counts rounds.
+    """A bar on stderr that first names what is prepared, then counts rounds and says how long the others will take.
 
     Args:
         bar: Where it shows.
@@ -30,23 +26,28 @@ class RoundProgress:
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
         self._rounds = 0
+        self._started = 0.0
         self._task = bar.add_task("Loading torch", total=None, state="")
 
     def preparing(self, what: str) -> None:
         """Shows what happens before the first round."""
         self._bar.update(self._task, description=escape(printable(what)))
 
-    def training(self, rounds: int) -> None:
+    def training(self, rounds: int, *, banks: int) -> None:
         """Starts to count the rounds."""
         self._rounds = rounds
-        self._bar.update(self._task, description="Training in rounds", total=rounds, state=f"0/{rounds}")
+        self._started = time.monotonic()
+        self._bar.update(self._task, description=f"Training {banks} banks in rounds", total=rounds, state=f"0/{rounds}")
 
     def round(self, summary: "RoundSummary") -> None:
         """Counts one round."""
-        state = f"{summary.record.round + 1}/{self._rounds}"
+        done = summary.record.round + 1
+        state = f"{done}/{self._rounds}"
         if summary.evaluation is not None:
             state += f"  PR-AUC {number(summary.evaluation.pr_auc)}"
-        self._bar.update(self._task, completed=summary.record.round + 1, state=state)
+        if done < self._rounds:
+            state += f"  {duration((time.monotonic() - self._started) / done * (self._rounds - done))} left"
+        self._bar.update(self._task, completed=done, state=state)
 
 
 @contextmanager
@@ -86,6 +87,18 @@ def use_one_core() -> None:
 def number(value: float) -> str:
     """Three decimals; a dash where there is no number."""
     return "-" if value != value else f"{value:.3f}"  # noqa: PLR0124 -- NaN alone differs from itself
+
+
+def epsilon_of(value: float) -> str:
+    """Two decimals, and two digits that are not 0 where it is small; infinity in words."""
+    if value == float("inf"):
+        return "infinite"
+    return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+def duration(seconds: float) -> str:
+    """About how long something takes."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def bytes_of(count: float) -> str:

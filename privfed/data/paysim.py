@@ -244,3 +244,14 @@ def _require(table: pd.DataFrame, columns: Sequence[str]) -> None:
     missing = [name for name in columns if name not in table.columns]
     if missing:
         raise UnsupportedDataError(f"the table lacks {', '.join(missing)}; expected a table as load_paysim returns it; nothing was done")
+
+
+def money_of(feature: float) -> float:
+    """The sum of money behind a feature: what `features` did, undone. For people who read reports.
+
+    Example:
+        >>> round(money_of(-MONEY_SPAN)), round(money_of(MONEY_SPAN)) == MONEY_RANGE[1]
+        (0, True)
+    """
+    low, high = np.log1p(MONEY_RANGE)
+    return float(np.expm1(low + (feature / MONEY_SPAN + 1) / 2 * (high - low)))

@@ -38,6 +38,7 @@ FRESH_NOISE_VARIANCE = FRESH_NOISE / 2
 
 _UNIT_ROUNDOFF = 2.0**-53
 # Far from underflow and overflow, so that the error of every scaling is relative.
+_LARGEST_NUMBER = 2**62
 _SMALLEST_BOUND, _LARGEST_BOUND = 2.0**-256, 2.0**256
 # As fine as float32 numbers near the bound. A finer grid shows nothing more, and DP-SGD refuses grids finer than its noise allows.
 _LARGEST_AMPLITUDE = 2**23 - 1
@@ -104,8 +105,10 @@ class CkksParams:
     def __post_init__(self) -> None:
         for name in ("poly_modulus_degree", "modulus", "weight_sum", "guard_bits", "amplitude"):
             value: object = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"expected {name} to be a positive int, got {value!r}")
+            if type(value) is not int or not 1 <= value < _LARGEST_NUMBER:
+                raise ValueError(f"expected {name} to be a positive int below 2^62, got another {type(value).__name__}")
+        if self.guard_bits > 62:
+            raise ValueError(f"expected at most 62 guard_bits, got {self.guard_bits}")
         for name in ("prescaled", "slots", "seeded_sums"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"expected {name} to be True or False, got {getattr(self, name)!r}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from privfed.audit.findings import Audit
 from privfed.dp.statement import PrivacyStatement
 from privfed.history import History
+from privfed.training.mechanism import DpSgd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,17 @@ def run_checks(history: History, *, encrypted: bool) -> tuple[Check, ...]:
                 holds=not over,
             )
         )
+    if limits := {name: history.training[name] for name in history.delta}:
+        given_away = {name: history.delta[name] * training.record_limit for name, training in limits.items() if isinstance(training, DpSgd)}
+        if given_away:
+            worst = max(given_away, key=lambda name: given_away[name])
+            checks.append(
+                Check(
+                    claim="Delta is so small that giving away a whole record would break the promise, at every client.",
+                    evidence=f"delta times the most records that a client may have: {given_away[worst]:.2g} at most, at {worst}",
+                    holds=given_away[worst] < 1,
+                )
+            )
     return tuple(checks)
 
 

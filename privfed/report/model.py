@@ -33,6 +33,11 @@ class Spending:
     budget: float | None
 
     @property
+    def used_up(self) -> bool:
+        """Whether more than 90 % of the budget is spent: hardly another round fits."""
+        return self.share is not None and self.share > 0.9
+
+    @property
     def share(self) -> float | None:
         """Share of the budget that is spent; None where there is no limit."""
         limited = self.budget is not None and math.isfinite(self.budget) and math.isfinite(self.epsilon)

@@ -119,8 +119,9 @@ def _meaning(report: Report) -> str:
     if not guesses:
         return ""
     return (
-        f" Whatever the attack, and whoever reads: it is right about whether a given record was used at most {max(guesses):.1%} of the "
-        "time, where a coin is right 50% of the time."
+        " That is a promise about every attack, also one that knows all records but one: it tells whether that one was used at most "
+        f"{max(guesses):.1%} of the time, where a coin is right 50% of the time. What attacks reach that were tried, and know less, is "
+        "measured, not bounded."
     )
 
 
@@ -158,14 +159,13 @@ def advice(report: Report) -> tuple[str, ...]:
             f"{worst.best_guess:.1%} of the time; at epsilon 1 it would be {_best_guess(worst):.1%}. Fewer rounds, more records per "
             "client or more noise bring it down, at a cost in accuracy."
         )
-    used_up = [spent.name for spent in report.spending if spent.share is not None and spent.share > 0.9]
-    if used_up:
-        lines.append(f"Stop here, or agree on another budget beforehand: {_listed(used_up)} used up more than 90 % of the budget.")
     few = min(summary.record.effective_clients for summary in history.rounds)
-    if few < 5:
+    fewest = min(len(summary.record.participants) for summary in history.rounds)
+    if few < 5 and fewest > 1:
+        left = "the update of the other one" if fewest == 2 else f"a sum of {fewest - 1}"
         lines.append(
-            f"Take in more clients. A sum had as few as {few:.1f} effective clients: a client that takes its own update out of the sum of "
-            "three is left with the sum of two."
+            f"Take in more clients. The smallest sum was of {fewest} clients, with the weight of {few:.1f} equal ones: a client that takes "
+            f"its own update out of it is left with {left}."
         )
     if report.faults:
         lines.append("Look at the rounds with faults below: clients that are left out make the sum smaller.")

@@ -16,6 +16,7 @@ from privfed.audit.findings import Audit, Finding, Measured
 from privfed.dp.statement import PrivacyStatement
 from privfed.history import History
 from privfed.report.checks import Check
+from privfed.report.glossary import GLOSSARY
 from privfed.report.model import Report
 from privfed.report.pictures import figures, finding_strip, spent_strip
 from privfed.report.summary import advice, exposed, headlines
@@ -93,6 +94,7 @@ def _render(template: str, report: Report, environment: Environment, **more: obj
         examples=examples(report.audit),
         rounds=rounds(report.history),
         scope=scope(report.history),
+        glossary=GLOSSARY,
         **more,
     )
 

@@ -1,3 +1,4 @@
+import gzip
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from benchmarks import paysim
+from privfed.data.transactions import generate_transactions
 
 ROOT = Path(paysim.__file__).parents[1]
 APP = typer.Typer()
@@ -171,6 +173,59 @@ def test_the_ends_of_a_ratios_interval_are_where_the_paired_t_test_turns() -> No
 def test_a_ratio_to_what_could_be_zero_has_an_infinite_interval() -> None:
     interval = paysim.ratio_interval([0.5, 0.4], [0.9, 0.1])
     assert (interval.low, interval.high) == (-math.inf, math.inf)
+
+
+def test_an_interval_without_ends_is_not_shown_as_infinite() -> None:
+    assert str(paysim.Interval(estimate=0.5, low=-math.inf, high=math.inf)) == "0.500 (no interval)"
+    assert str(paysim.Interval(estimate=0.5, low=0.25, high=0.75)) == "0.500 (0.250 to 0.750)"
+
+
+TABLE = generate_transactions(rows=200, fraud_rate=0.1, rng=np.random.default_rng(0))
+
+
+def shown(capsys: pytest.CaptureFixture[str], *, judged: bool, origin: str = "Origin.") -> str:
+    summary = paysim.summarise([outcome(0.9, 0.2), outcome(0.1, 0.7)], judged=judged)
+    source = paysim.Source(name="table", origin=origin)
+    report = paysim.Report(
+        command="command", source=source, table=TABLE, size=paysim.QUICK, outcomes=(outcome(0.9, 0.2),), summaries=(summary,)
+    )
+    paysim.print_tables(report)
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_quick_run_shows_means_and_no_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    quick = shown(capsys, judged=False)
+    assert "mean of 2 seeds (too few for an interval)" in quick
+    assert "0.500 │" in quick
+    assert "inf" not in quick
+    assert " to " not in quick[: quick.index("Training is")]
+    assert "(no interval)" in shown(capsys, judged=True)
+
+
+def test_the_origin_of_records_is_said_as_far_as_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVFED_DATA", str(tmp_path))
+    assert "made up" in paysim.load(None, quick=True)[1].origin
+    TABLE.drop(columns="group").to_csv(tmp_path / "given.csv", index=False)
+    given = paysim.load(tmp_path / "given.csv", quick=True)[1]
+    assert given.origin.startswith("These are the records of a file that was given")
+    assert "Kaggle" not in given.origin
+    monkeypatch.setattr(paysim, "check_full_file", lambda _: None)
+    assert paysim.load(tmp_path / "given.csv", quick=True)[1].origin == "These records have the published figures of Kaggle's file."
+    with gzip.open(tmp_path / paysim.FILE, "wt") as file:
+        TABLE.drop(columns="group").to_csv(file, index=False)
+    assert "come from a simulator. They are not Kaggle's file" in paysim.load(None, quick=False)[1].origin
+
+
+def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "notes.csv").write_text("not a log")
+    result = CliRunner().invoke(APP, ["--quick", "--data", str(tmp_path / "notes.csv")])
+    assert result.exit_code == 2
+    assert "nothing was run" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_page_in_the_repository_says_what_its_records_are() -> None:
+    assert f"**{paysim._SIMULATED}** Training is" in (ROOT / "docs" / "experiments" / "paysim.md").read_text(encoding="utf-8")
 
 
 def test_declared_weights_are_thousands_and_keep_to_the_policy() -> None:

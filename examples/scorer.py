@@ -1,0 +1,23 @@
+"""Scores transactions with the model that `privfed simulate log.csv --out run1` saved: `scorer.py run1/model.npz log.csv`."""
+
+import sys
+
+import numpy as np
+import torch
+
+import privfed as pf
+
+path, log = sys.argv[1:]
+with np.load(path) as saved:
+    tensors = {name: torch.from_numpy(saved[name]) for name in saved.files}  # named as torch names them
+feature_set = next(known for known in (pf.PRE, pf.NOBAL) if len(known.columns) == tensors["0.weight"].shape[1])
+model = pf.mlp(len(feature_set.columns), hidden=(64, 48))  # what privfed simulate trains
+model.load_state_dict(tensors)
+
+samples = pf.features(pf.load_paysim(log), feature_set)
+with torch.inference_mode():
+    suspicion = model(torch.tensor(samples.features))[:, 0].numpy()  # higher is more suspicious; a rank, no probability
+worst = np.argsort(-suspicion)[:20]
+for row in worst:
+    print(f"line {row + 2}: {suspicion[row]:.2f}")  # of the file, whose first line is the header
+print("frauds among the 20 most suspicious:", int(samples.labels[worst].sum()))

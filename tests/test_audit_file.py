@@ -1,0 +1,127 @@
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privfed.attacks.adversary import SERVER, Form, Holding
+from privfed.attacks.observation import NotApplicable
+from privfed.attacks.scoring import Interval
+from privfed.audit.findings import Audit, Finding, Measured
+from privfed.audit.suite import Baseline, Example
+from privfed.audit_file import read_audit, write_audit
+from privfed.errors import UnsupportedDataError
+
+EXAMPLE = Example(
+    columns=("type", "amount"),
+    truth=(("CASH_OUT", "0.100"),),
+    said=(("CASH_OUT", "0.300"),),
+    right=((True, False),),
+    certified=(False,),
+    guessed=(True,),
+)
+MEASURED = Measured(
+    score=Interval(mean=0.1 + 0.2, low=-0.1, high=0.7, level=0.95, repeats=2),
+    baseline=1 / 3,
+    stronger=Baseline.MEAN,
+    baselines={Baseline.MEAN: 1 / 3, Baseline.MARGINAL: 0.25},
+    advantage=-math.inf,
+    certified=0.5,
+    false_certificates=1,
+    rows=4,
+    example=EXAMPLE,
+)
+FINDING = Finding(
+    adversary=SERVER,
+    party="the server",
+    attack="records",
+    measure="of cells right",
+    protection="encrypted",
+    control=False,
+    outcome=MEASURED,
+    bytes_seen=None,
+)
+AUDIT = Audit(
+    mode="SharedKey",
+    protection="encrypted",
+    clients=3,
+    rows=4,
+    repeats=2,
+    findings=(
+        FINDING,
+        replace(FINDING, outcome=replace(MEASURED, example=None)),
+        replace(FINDING, outcome=NotApplicable(reason="nothing was sent"), bytes_seen=4096),
+    ),
+    holdings={"the server": (Holding(what="uploads", size=12, form=Form.CIPHERTEXT),), "nobody": ()},
+    seconds=1.5,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_audit(AUDIT, tmp_path / "audit.json", run="this run")
+    return tmp_path / "audit.json"
+
+
+def test_an_audit_comes_back_as_it_was(path: Path) -> None:
+    assert read_audit(path, run="this run") == AUDIT
+    json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_a_number_that_is_none_comes_back_as_such(path: Path) -> None:
+    undefined = replace(AUDIT, findings=(replace(FINDING, outcome=replace(MEASURED, advantage=math.nan)),))
+    write_audit(undefined, path, run="this run")
+    found = read_audit(path, run="this run")
+    assert found is not None
+    assert isinstance(found.findings[0].outcome, Measured)
+    assert math.isnan(found.findings[0].outcome.advantage)
+
+
+def test_the_audit_of_another_run_is_none_and_so_is_no_file(path: Path) -> None:
+    assert read_audit(path, run="another run") is None
+    assert read_audit(path.with_name("absent.json"), run="this run") is None
+
+
+def set_to(value: object, *place: str | int) -> Any:
+    def change(file: Any) -> None:
+        for step in place[:-1]:
+            file = file[step]
+        file[place[-1]] = value
+
+    return change
+
+
+DAMAGE = {
+    "no audit": set_to([], "audit"),
+    "another type": set_to("Finding", "audit", "is"),
+    "text for a number": set_to("three", "audit", "clients"),
+    "a number for text": set_to(3, "audit", "mode"),
+    "an unknown name": set_to("A FORM", "audit", "holdings", 0, 1, 0, "form"),
+    "an unknown kind of outcome": set_to({"is": "Path"}, "audit", "findings", 0, "outcome"),
+    "no outcome": set_to(None, "audit", "findings", 0, "outcome"),
+    "one field more": set_to(1, "audit", "extra"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_file_that_holds_something_else_is_refused(path: Path, damage: Any) -> None:
+    file = json.loads(path.read_text())
+    damage(file)
+    path.write_text(json.dumps(file))
+    with pytest.raises(UnsupportedDataError, match="does not hold what privfed audit writes; nothing was done; remove it"):
+        read_audit(path, run="this run")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", "\xff"])
+def test_a_file_that_is_no_audit_at_all_is_refused(path: Path, text: str) -> None:
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UnsupportedDataError, match="nothing was done"):
+        read_audit(path, run="this run")
+
+
+def test_what_an_audit_must_not_hold_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="plain values, got bytes"):
+        write_audit(replace(AUDIT, mode=b"bytes"), tmp_path / "audit.json", run="this run")
+    assert not (tmp_path / "audit.json").exists()
