@@ -1,13 +1,19 @@
 """Public facts about a round that every attack may use: the columns of the model's input, and how the clients trained."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class Scale(Enum):
+    """Units of a numeric column of the model's input."""
+
+    AS_IT_IS = "as it is"
+    MONEY = "a sum of money, as privfed.data.paysim.features scales it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +24,13 @@ class Continuous:
         name: Name of the column.
         low: Declared lower end of its range, in the units that the model gets.
         high: Declared upper end, above `low`.
-        words: Says a value in the units of people, for reports; left out, it is shown as the model gets it.
+        scale: Which units the model gets it in, so that reports can say it in those of people.
     """
 
     name: str
     low: float
     high: float
-    words: Callable[[float], str] = field(default="{:.3f}".format, compare=False, repr=False)
+    scale: Scale = Scale.AS_IT_IS
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from privfed.attacks.facts import Continuous, OneHot, TableSchema
-from privfed.data.paysim import MONEY_SPAN, TYPES, FeatureSet, money_of
+from privfed.attacks.facts import Continuous, OneHot, Scale, TableSchema
+from privfed.data.paysim import MONEY_SPAN, TYPES, FeatureSet
 from privfed.data.samples import Samples
 
 
@@ -68,9 +68,5 @@ def transaction_schema(feature_set: FeatureSet) -> TableSchema:
         True
     """
     hours = [Continuous(name=name, low=-1.0, high=1.0) for name in ("hour_sin", "hour_cos")]
-    money = [Continuous(name=name, low=-MONEY_SPAN, high=MONEY_SPAN, words=_money) for name in feature_set.money]
+    money = [Continuous(name=name, low=-MONEY_SPAN, high=MONEY_SPAN, scale=Scale.MONEY) for name in feature_set.money]
     return TableSchema(columns=(OneHot(name="type", categories=TYPES), *hours, *money))
-
-
-def _money(feature: float) -> str:
-    return f"{money_of(feature):,.0f}"

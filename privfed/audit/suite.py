@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from privfed.attacks.analytic import EXACT, analytic
-from privfed.attacks.facts import OneHot
+from privfed.attacks.facts import OneHot, Scale
 from privfed.attacks.labels import label_count
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
 from privfed.attacks.quotients import quotients
 from privfed.attacks.scoring import check_certificates, marginal_rows, match_rows, mean_rows
 from privfed.audit.canaries import Canaries
+from privfed.data.paysim import money_of
 
 TOLERANCE = 0.05
 """Largest error of a number that counts as right, as a share of its column's range."""
@@ -220,6 +221,6 @@ def _texts(row: NDArray[np.float64], canaries: Canaries) -> tuple[str, ...]:
             texts.append(column.categories[int(row[start : start + len(column.categories)].argmax())])
             start += len(column.categories)
         else:
-            texts.append(column.words(float(row[start])))
+            texts.append(f"{money_of(row[start]):,.0f}" if column.scale is Scale.MONEY else f"{row[start]:.3f}")
             start += 1
     return tuple(texts)
