@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from privfed.agreement import Agreement, OpeningPolicy, RoundContext
 from privfed.client import Client, Trainer
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
-from privfed.errors import BudgetExceededError, HistoryMismatchError
+from privfed.errors import AgreementMismatchError, BudgetExceededError, HistoryMismatchError
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.identity import Identity, Roster
@@ -180,3 +181,21 @@ def test_data_larger_than_declared_are_refused_before_anything_is_charged(bank: 
         with pytest.raises(UnsupportedDataError, match="declared limit of 200"):
             Trainer(client=client, model=bank.model, start=bank.start, loss=binary_cross_entropy, params=bank.agreement.params)
         assert not ledger.events()
+
+
+def test_a_client_whose_ledger_is_not_the_agreed_one_does_not_take_part(bank: Bank) -> None:
+    for populations in ({}, {"bank_a": "another population"}):
+        bank.agreement = replace(bank.agreement, populations=populations)
+        with bank.ledger() as ledger, pytest.raises(AgreementMismatchError, match="do not name the same privacy ledger; nothing was done"):
+            bank.session(ledger)
+    assert not (bank.directory / "bank_a").exists()
+
+
+def test_what_is_charged_names_the_data_it_was_charged_for(bank: Bank) -> None:
+    with bank.ledger() as ledger:
+        bank.session(ledger).upload(bank.round())
+        reservation = ledger.reservation(session=bank.agreement.session, round=0, attempt=0)
+        data = table(60, seed=1)
+        assert reservation is not None
+        assert reservation.fingerprint == ledger.fingerprint(data.features, data.labels)
+        assert reservation.fingerprint != ledger.fingerprint(data.features[1:], data.labels[1:])
