@@ -12,17 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privfed.audit.canaries import Canaries
+from privfed.audit.canaries import Canaries, transaction_schema
 from privfed.audit.findings import Audit
 from privfed.audit.run import run_audit
+from privfed.audit.suite import _texts
 from privfed.consortium import Consortium, Plaintext
+from privfed.data.paysim import PRE, money_of
 from privfed.dp.statement import PrivacyStatement
 from privfed.engines.local import simulate
 from privfed.history import History
 from privfed.report.checks import Check
 from privfed.report.figures import Line, compact, line_chart, nice_ceiling, strip
+from privfed.report.glossary import GLOSSARY
 from privfed.report.model import Report
 from privfed.report.summary import Exposure, advice, exposed, headlines
+from privfed.report.tables import examples
 from privfed.report.write import html, markdown, write_report
 from privfed.round import Stage
 from privfed.training.mechanism import DpSgd
@@ -370,3 +374,62 @@ def test_the_top_of_an_axis_is_round_and_not_below_the_value(value: float) -> No
     assert value * (1 - 1e-9) <= top <= 2.5 * value
     assert float(f"{top:.2g}") == pytest.approx(top)
     assert len(compact(top)) <= 6
+
+
+def test_a_delta_that_would_allow_giving_records_away_fails_on_the_first_page(report: Report) -> None:
+    claim = "Delta is so small that giving away a whole record would break the promise, at every client."
+    (held,) = [check for check in report.checks if check.claim == claim]
+    assert held.holds
+    careless = replace(report, history=replace(report.history, delta=dict(report.history.delta) | {"bank_2": 0.01}))
+    (failed,) = [check for check in careless.checks if check.claim == claim]
+    assert failed.holds is False
+    assert "6.4 at most, at bank_2" in failed.evidence  # 640 records at most, by a delta of 0.01
+    assert any(claim in line and "NOT" in line for line in headlines(careless))
+
+
+def test_a_spent_budget_is_said_where_it_is_spent_and_is_no_advice(report: Report) -> None:
+    history = report.history
+    spent = replace(report, history=replace(history, budget=dict.fromkeys(history.budget, 1.05 * max(history.epsilon.values()))))
+    words = "Hardly another round fits into the budget of bank_0, bank_1, bank_2:"
+    assert words in parsed(html(spent))[1]
+    assert words not in parsed(html(report))[1]
+    assert advice(spent) == advice(report)
+
+
+@pytest.mark.parametrize(("fewest", "left"), [(2, "the update of the other one"), (3, "a sum of 2"), (4, "a sum of 3")])
+def test_advice_counts_the_clients_that_there_were(report: Report, fewest: int, left: str) -> None:
+    summary = report.history.rounds[0]
+    record = replace(summary.record, coefficients={f"bank_{index}": 1 for index in range(fewest)})
+    small = replace(report, history=replace(report.history, rounds=(replace(summary, record=record),)))
+    (line,) = [line for line in advice(small) if "Take in more clients" in line]
+    assert f"of {fewest} clients" in line
+    assert line.endswith(f"is left with {left}.")
+
+
+def test_a_cell_that_was_read_looks_like_danger_and_one_that_was_missed_does_not(report: Report) -> None:
+    page = html(report)
+    shown = examples(report.audit)
+    read = sum(cell.right for example in shown for row in example.rows if not row.guessed for cell in row.said)
+    luck = sum(cell.right for example in shown for row in example.rows if row.guessed for cell in row.said)
+    missed = sum(not cell.right for example in shown for row in example.rows for cell in row.said)
+    assert read > 0 < missed
+    assert (page.count('<td class="read">'), page.count('<td class="luck">'), page.count('<td class="missed">')) == (read, luck, missed)
+    css = page[page.index("<style>") : page.index("</style>")]
+    assert re.search(r"td\.read, span\.read \{ background: var\(--bad-soft\)", css)
+
+
+def test_every_word_that_is_explained_is_used(report: Report) -> None:
+    text = parsed(html(report))[1]
+    start = text.index("Words")
+    for word, meaning in GLOSSARY:
+        assert meaning in text[start:]
+        assert any(part.strip().lower() in text[:start].lower() for part in word.split(",")), word
+
+
+def test_sums_of_money_are_shown_as_money() -> None:
+    schema = transaction_schema(PRE)
+    canaries = Canaries.draw(schema, count=4, rng=np.random.default_rng(0))
+    amount = _texts(canaries.rows[0], canaries)[-3]
+    expected = money_of(canaries.rows[0][-3])
+    assert amount == f"{expected:,.0f}"
+    assert "." not in amount

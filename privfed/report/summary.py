@@ -164,7 +164,7 @@ def advice(report: Report) -> tuple[str, ...]:
     if few < 5 and fewest > 1:
         left = "the update of the other one" if fewest == 2 else f"a sum of {fewest - 1}"
         lines.append(
-            f"Take in more clients. The smallest sum was of {fewest} clients, with the weight of {few:.1f} equal ones: a client that takes "
+            f"Take in more clients. The smallest sum was of {fewest} clients ({few:.1f} effective clients): a client that takes "
             f"its own update out of it is left with {left}."
         )
     if report.faults:
