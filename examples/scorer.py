@@ -7,6 +7,8 @@ import torch
 
 import privfed as pf
 
+if len(sys.argv) != 3 or not sys.argv[1].endswith(".npz"):
+    raise SystemExit("expected two files: scorer.py run1/model.npz log.csv")
 path, log = sys.argv[1:]
 with np.load(path) as saved:
     tensors = {name: torch.from_numpy(saved[name]) for name in saved.files}  # named as torch names them

@@ -42,11 +42,13 @@ class SavedRun:
         folder: Where it is, with history.json, model.npz and a ledger per bank.
         feature_set: What the model looks at.
         history: What happened.
+        command: How it was started; None if unknown.
     """
 
     folder: Path
     feature_set: FeatureSet
     history: History
+    command: str | None
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -61,6 +63,7 @@ class SavedRun:
             fields: dict[str, Any] = json.loads(text)
             feature_set = next(known for known in (PRE, NOBAL) if list(known.columns) == fields["features"])
             model = first_model(feature_set)
+            command: str | None = None if fields["command"] is None else str(fields["command"])
             training = {bank["name"]: _mechanism(bank) for bank in fields["banks"]}
             epsilon: float = math.inf if fields["budget"]["epsilon"] is None else fields["budget"]["epsilon"]
             with np.load(folder / "model.npz", allow_pickle=False) as tensors:
@@ -82,7 +85,7 @@ class SavedRun:
             raise UnsupportedDataError(
                 f"{folder} does not hold what privfed simulate --out writes; nothing was done; make a folder with that command"
             ) from error
-        return cls(folder=folder, feature_set=feature_set, history=history)
+        return cls(folder=folder, feature_set=feature_set, history=history, command=command)
 
     def audit(self, *, repeats: int, progress: Callable[[int], None] | None = None) -> Audit:
         """Attacks canary rounds under the protection of this run; see `run_audit`. The banks' data and ledgers are not touched.

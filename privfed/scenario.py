@@ -194,14 +194,18 @@ class Outcome:
             "rounds": [summary.to_json() for summary in history.rounds],
         }
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, command: str | None = None) -> None:
         """Writes history.json and model.npz, one array per tensor of the model, into a folder that exists.
+
+        Args:
+            folder: Where to.
+            command: How the run was started, for reports; None if unknown.
 
         Raises:
             FileExistsError: If one of them is there already. Nothing is overwritten.
         """
         with (folder / "history.json").open("x", encoding="utf-8") as file:
-            json.dump(self.to_json(), file, indent=2, allow_nan=False)
+            json.dump(self.to_json() | {"command": command}, file, indent=2, allow_nan=False)
         model = self.history.model
         tensors = {name: values.astype(np.float32) for name, values in model.layout.unflatten(model).items()}
         with (folder / "model.npz").open("xb") as file:

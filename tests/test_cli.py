@@ -126,7 +126,9 @@ def test_simulate_prints_one_json_object_that_is_also_its_history_file(
     assert process.returncode == 0, process.stderr
     assert process.stderr == ""
     result = json.loads(process.stdout)
-    assert result == json.loads((out / "history.json").read_text())
+    kept = json.loads((out / "history.json").read_text())
+    assert kept.pop("command").startswith("privfed simulate ")
+    assert result == kept
     assert result["scope"] == "simulation only"
     assert result["private"] is True
     assert len(result["rounds"]) == len(result["pr_auc"]) == 2

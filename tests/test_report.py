@@ -409,8 +409,9 @@ def test_advice_counts_the_clients_that_there_were(report: Report, fewest: int, 
 def test_a_cell_that_was_read_looks_like_danger_and_one_that_was_missed_does_not(report: Report) -> None:
     page = html(report)
     shown = examples(report.audit)
-    read = sum(cell.right for example in shown for row in example.rows if not row.guessed for cell in row.said)
-    luck = sum(cell.right for example in shown for row in example.rows if row.guessed for cell in row.said)
+    read = sum(cell.right and not cell.luck for example in shown for row in example.rows for cell in row.said)
+    luck = sum(cell.right and cell.luck for example in shown for row in example.rows for cell in row.said)
+    assert all(cell.luck for example in shown for row in example.rows if row.guessed for cell in row.said)
     missed = sum(not cell.right for example in shown for row in example.rows for cell in row.said)
     assert read > 0 < missed
     assert (page.count('<td class="read">'), page.count('<td class="luck">'), page.count('<td class="missed">')) == (read, luck, missed)

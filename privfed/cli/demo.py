@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rows and rounds: a quarter of a minute instead of one.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer rows, rounds and repeats of the attacks: seconds less, coarser numbers.")
+    ] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the report; one that is there is replaced.")] = Path("privfed-demo"),
     as_json: AsJson = False,
 ) -> None:
@@ -33,6 +35,10 @@ def demo(
     ```
     """
     folder_to_write(out)
+    if (out / "history.json").exists():
+        raise ValueError(
+            f"expected a folder without a simulation in it, got {out}, whose report would be replaced; nothing was run; take another --out"
+        )
     with round_progress(quiet=as_json) as progress:
         from privfed.demo import BANKS, FULL, QUICK, run_demo  # noqa: PLC0415 # --help must not wait for torch
 
@@ -47,7 +53,8 @@ def demo(
         print_json(result.to_json() | {"report": str(report)})
     else:
         _show(result)
-        typer.echo(f"\nReport: {report} (and .md, .json)")
+        typer.echo(f"\nReport: {report} (and .md, .json). Next, with transactions of your own:")
+        typer.echo("  privfed simulate your_paysim.csv --out run1")
 
 
 def _show(result: "DemoResult") -> None:

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import sys
 import tempfile
 from contextlib import ExitStack
 from enum import Enum
@@ -121,7 +122,7 @@ def simulate(
         progress.training(scenario.rounds, banks=banks)
         outcome = run_scenario(transactions, scenario, ledgers=folder, progress=progress.round)
     if out:
-        outcome.save(out)
+        outcome.save(out, command=shlex.join(["privfed", *sys.argv[1:]]))
     if as_json:
         print_json(outcome.to_json())
     else:
@@ -194,3 +195,5 @@ def _show(outcome: "Outcome", out: Path | None) -> None:
         console.print(f"Written to {escape(str(out))}: history.json, model.npz, and a ledger per bank. Next:")
         for command in (["audit", out], ["report", out], ["ledger", "show", out / f"{outcome.banks[0].name}.ledger"]):
             typer.echo(f"  {shlex.join(['privfed', *map(str, command)])}")
+    else:
+        console.print("Nothing was kept. With --out DIR it is, and privfed audit and privfed report can look at it.")

@@ -12,6 +12,9 @@ from privfed.report.model import Report
 
 _PARTIES = {SharedKey.__name__: SHARED_KEY_ADVERSARIES, Plaintext.__name__: PLAINTEXT_ADVERSARIES}
 _STRICT_EPSILON = 1.0
+_NO_PRIVACY = (
+    "No differential privacy is claimed for this run: use it for comparisons only. Claims that stood their test are about other things."
+)
 _EVERY_UPDATE = "every client's update"
 
 
@@ -94,7 +97,7 @@ def headlines(report: Report) -> tuple[str, ...]:
     """The run in a few sentences: what nobody can read, the weakest point, what attacks did, what was spent, what failed."""
     history = report.history
     rows = exposed(report)
-    lines: list[str] = []
+    lines: list[str] = [] if history.private else [_NO_PRIVACY]
     blind = [row for row in rows if row.exposure is Exposure.CIPHERTEXT]
     if blind:
         lines.append(f"{_listed([row.party for row in blind], start=True)} can read nothing: only ciphertext, without the key.")
@@ -106,8 +109,6 @@ def headlines(report: Report) -> tuple[str, ...]:
         most = max(report.spending, key=lambda spent: spent.epsilon)
         limit = "" if most.budget is None or math.isinf(most.budget) else f" of a budget of {most.budget:g}"
         lines.append(f"Each client spent at most epsilon {most.epsilon:.2f}{limit}.{_meaning(report)}")
-    else:
-        lines.append("No differential privacy is claimed for this run: use it for comparisons only.")
     failed = [check.claim for check in report.checks if check.holds is False]
     lines.append(f"{len(report.checks) - len(failed)} of {len(report.checks)} claims below stood their test." if not failed else "")
     lines += [f"A claim did NOT stand its test: {claim}" for claim in failed]

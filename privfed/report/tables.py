@@ -52,10 +52,11 @@ def _by_party(findings: Sequence[Finding]) -> tuple[PartyFindings, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What an attack said of one cell."""
+    """What an attack said of one cell, and whether that it is right is luck."""
 
     text: str
     right: bool
+    luck: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +99,15 @@ def _shown(finding: Finding) -> Shown | None:
     if not isinstance(outcome, Measured) or outcome.example is None:
         return None
     example = outcome.example
+    # What is right in a reconstruction that is no better than guessing is right by luck.
+    better = outcome.score.low > outcome.baseline
     rows = [
         Row(
             truth=truth[:_MOST_COLUMNS],
-            said=tuple(Cell(text=text, right=right) for text, right in zip(said[:_MOST_COLUMNS], rights[:_MOST_COLUMNS], strict=True)),
+            said=tuple(
+                Cell(text=text, right=right, luck=guessed or not better)
+                for text, right in zip(said[:_MOST_COLUMNS], rights[:_MOST_COLUMNS], strict=True)
+            ),
             certified=certified,
             guessed=guessed,
         )
