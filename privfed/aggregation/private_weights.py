@@ -2,7 +2,8 @@
 
 Whoever opens divides one sum by the other. The server sees coefficients of 1, and nobody sees a single weight; the sum of all of them is
 opened with the mean. What cannot be had at the same time: nobody can check that a client keeps to its weight, nor to the largest one, so
-a policy on shares does not hold here. An opening policy counts heads.
+a policy on shares does not hold here. An opening policy counts heads. And the weight of one client follows from the sums of two rounds
+of which it missed one: a weight that is a count of records is not hidden from the other clients, only from the server.
 """
 
 from dataclasses import dataclass

@@ -133,7 +133,7 @@ class Queries:
         """
         _check_bins(bins)
         reservation = self._charge(noise_multiplier, 1, purpose)
-        cells = np.asarray(values, np.float64)
+        cells = _numbers(values, dimensions=1)
         inside = cells[(cells >= 0) & (cells < bins)].astype(np.int64)
         counts = self._noised(np.bincount(inside, minlength=bins).astype(np.float64), noise_multiplier)
         self.ledger.commit(reservation)
@@ -159,8 +159,8 @@ class Queries:
         if between.ndim != 1 or between.size == 0 or not np.isfinite(between).all() or not (np.diff(between) > 0).all():
             raise ValueError("expected at least one finite edge, all increasing")
         reservation = self._charge(noise_multiplier, 1, purpose)
-        truth, values = np.asarray(labels, np.float64) == 1, np.asarray(scores, np.float64)
-        if truth.ndim != 1 or truth.shape != values.shape:
+        truth, values = _numbers(labels, dimensions=1) == 1, _numbers(scores, dimensions=1)
+        if truth.shape != values.shape:
             raise ValueError("expected labels and scores as two flat arrays of one length; nothing was released")
         bins = between.size + 1
         cells = np.searchsorted(between, np.where(np.isnan(values), -np.inf, values), side="right") + bins * truth
@@ -200,7 +200,7 @@ class Queries:
         _check_grid(lower, step)
         releases = (points - 1).bit_length()
         reservation = self._charge(noise_multiplier, releases, purpose)
-        numbers = np.asarray(values, np.float64).ravel()
+        numbers = _numbers(values, dimensions=1)
         noise = standard_normal(releases) * (noise_multiplier * self._contribution * max(probability, 1 - probability))
         low, high = 0, points - 1
         for release in range(releases):
@@ -237,8 +237,8 @@ class Queries:
             raise ValueError("expected a finite lower and upper end for each column, the lower one below")
         _check_grid(0.0, step)
         reservation = self._charge(noise_multiplier, 1, purpose)
-        table = np.asarray(columns, np.float64)
-        if table.ndim != 2 or table.shape[1] != low.size:
+        table = _numbers(columns, dimensions=2)
+        if table.shape[1] != low.size:
             raise ValueError(f"expected records of {low.size} columns; nothing was released")
         middle, half = (low + high) / 2, (high - low) / 2
         scaled = np.clip(np.where(np.isnan(table), 0.0, (np.clip(table, low, high) - middle) / half), -1, 1)
@@ -279,3 +279,19 @@ def _check_bins(bins: object) -> None:
 def _check_grid(lower: float, step: float) -> None:
     if not (math.isfinite(lower) and math.isfinite(step) and step > 0):
         raise ValueError(f"expected a finite lower end and a positive step, got {lower} and {step}")
+
+
+def _numbers(values: ArrayLike, *, dimensions: int) -> NDArray[np.float64]:
+    """Private values as numbers: one, or one row, per record. More per record would cost more than was charged.
+
+    Raises:
+        ValueError: If they are something else. What they are is not said.
+    """
+    try:
+        numbers = np.asarray(values, np.float64)
+    except (ValueError, TypeError):
+        raise ValueError("expected numbers, got something else; nothing was released") from None
+    if numbers.ndim != dimensions:
+        what = "one number" if dimensions == 1 else "one row"
+        raise ValueError(f"expected {what} per record, got an array of {numbers.ndim} dimensions; nothing was released")
+    return numbers

@@ -258,7 +258,8 @@ def test_metrics_from_histograms_are_those_of_the_binned_scores(precise: Queries
 
 def test_metrics_with_noise_are_close_and_in_their_range(ledger: Ledger) -> None:
     found = score_histogram(Queries(ledger=ledger), SCORES, 3.0)
-    assert found.average_precision() == pytest.approx(average_precision_score(LABELS, SCORES), abs=0.1)
+    # Over 400 draws the noise takes 0.065 from it, with a deviation of 0.041: six of these on top.
+    assert found.average_precision() == pytest.approx(average_precision_score(LABELS, SCORES), abs=0.065 + 6 * 0.041)
     for empty in (score_histogram(Queries(ledger=ledger), np.full(RECORDS, np.nan), 500.0) for _ in range(5)):
         assert math.isnan(empty.average_precision()) or 0 <= empty.average_precision() <= 1
         assert math.isnan(empty.recall_at_fpr(fpr=0.1)) or 0 <= empty.recall_at_fpr(fpr=0.1) <= 1
@@ -363,3 +364,18 @@ def test_data_of_another_shape_release_nothing_and_say_nothing_about_values(ledg
     assert str(len(AMOUNTS)) not in str(refusal.value)
     with pytest.raises(ValueError, match="nothing was released"):
         score_histogram(Queries(ledger=ledger), SCORES[:-1])
+
+
+def test_values_with_several_numbers_per_record_are_refused_because_they_would_cost_more(ledger: Ledger) -> None:
+    queries, many = Queries(ledger=ledger), np.zeros((100, 40))
+    with pytest.raises(ValueError, match="one number per record.*nothing was released"):
+        queries.histogram(many, bins=2, noise_multiplier=50.0, purpose="many")
+    with pytest.raises(ValueError, match="one number per record.*nothing was released"):
+        queries.quantile(many, probability=0.5, lower=0.0, step=1.0, points=8, noise_multiplier=50.0, purpose="many")
+
+
+def test_a_value_that_is_no_number_is_in_no_message(ledger: Ledger) -> None:
+    with pytest.raises(ValueError, match="expected numbers") as caught:
+        Queries(ledger=ledger).histogram(["0", "alice-secret"], bins=2, noise_multiplier=50.0, purpose="text")
+    assert caught.value.__suppress_context__
+    assert "alice" not in str(caught.value)
