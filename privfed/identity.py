@@ -4,9 +4,7 @@ Every party pins the roster by the fingerprints that it got out of band. A roste
 """
 
 import hashlib
-import os
 import re
-import stat
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from privfed.errors import InvalidMessageError
+from privfed.private_file import read_private, write_private
 
 SIGNATURE_BYTES = 64
 _MOST_PEM_BYTES = 10_000
@@ -94,11 +93,7 @@ class Identity:
             PermissionError: If others than the owner may read the file.
             ValueError: If the file holds no Ed25519 private key.
         """
-        with path.open("rb") as file:
-            # The mode of the open file, not of the path: the file at the path could be exchanged in between.
-            if os.name == "posix" and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise PermissionError(f"expected {path.name} to be readable by its owner only; run chmod 600 on it")
-            pem = file.read(_MOST_PEM_BYTES)
+        pem = read_private(path, most=_MOST_PEM_BYTES)
         try:
             key = serialization.load_pem_private_key(pem, password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -110,11 +105,7 @@ class Identity:
     def save(self, path: Path) -> None:
         """Writes the private key as PKCS#8 PEM, mode 0600, never over an existing file."""
         pem = self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
+        write_private(path, pem)
 
     @property
     def name(self) -> str:

@@ -7,7 +7,6 @@ so publishing it says nothing about the key.
 import hashlib
 import math
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from privfed.he.additive import CkksVector, SeededSum, check_coefficients
 from privfed.he.codec import gather, pack_words, spread, unpack_words
 from privfed.he.params import FRESH_NOISE_VARIANCE, KEY_ID_BYTES, SEED_BYTES, CkksParams, transform_roundoff
 from privfed.he.tags import TAG_SECRET_BYTES, TagKey, Tags
+from privfed.private_file import read_private, write_private
 from privfed.update import Layout
 
 SECRET_BYTES = 32
@@ -147,11 +147,7 @@ class SharedKey(Secret):
             PermissionError: If others than the owner may read the file.
             ValueError: If the file holds something else.
         """
-        with path.open("rb") as file:
-            # The mode of the open file, not of the path: the file at the path could be exchanged in between.
-            if os.name == "posix" and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise PermissionError(f"expected {path.name} to be readable by its owner only; run chmod 600 on it")
-            data = file.read(len(_FILE_HEADER) + SECRET_BYTES + 1)
+        data = read_private(path, most=len(_FILE_HEADER) + SECRET_BYTES + 1)
         if not data.startswith(_FILE_HEADER) or len(data) != len(_FILE_HEADER) + SECRET_BYTES:
             raise ValueError(f"expected a shared key in {path.name}, got something else")
         return cls(secret=data[len(_FILE_HEADER) :])
@@ -162,9 +158,7 @@ class SharedKey(Secret):
         Raises:
             FileExistsError: If there is one.
         """
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_FILE_HEADER + self._secret)
+        write_private(path, _FILE_HEADER + self._secret)
 
     @property
     def fingerprint(self) -> str:
