@@ -7,7 +7,7 @@ from privfed.digest import RoundDigest
 from privfed.errors import OpeningRefusedError
 from privfed.identity import Identity
 from privfed.journal import Journal
-from privfed.wire import decode_digest, decode_statements, encode_approval
+from privfed.wire import encode_approval, read_digest
 
 Witness = Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
 """Countersigns the heads of the ledgers of others: from statements by owner to signatures by owner, or a refusal."""
@@ -62,17 +62,17 @@ def approve(
             the rule are not the agreed ones, or the policy does not allow the opening.
         AlreadyOpenedError: If the round is promised to another digest, of this attempt or another one.
         LedgerTamperedError: If another participant's ledger was set back; nothing was approved.
-        PrivFedError: As `wire.decode_digest`.
+        PrivFedError: As `wire.read_digest`.
     """
     if context.agreement.populations and witness is None:
         raise ValueError("expected a witness of the ledgers that the agreement names; nothing was approved")
-    digest = decode_digest(data, context, key_id)
+    digest, statements = read_digest(data, context, key_id)
     if identity.name not in digest.participants:
         raise OpeningRefusedError(f"{identity.name!r} is not in the digest; nothing was approved")
     if digest.upload_hashes[digest.participants.index(identity.name)] != upload_hash:
         raise OpeningRefusedError(f"the digest names another upload of {identity.name!r} than the one that it sent; nothing was approved")
     check_digest(context, digest)
-    others = {name: statement for name, statement in decode_statements(data, context, key_id).items() if name != identity.name}
+    others = {name: statement for name, statement in statements.items() if name != identity.name}
     countersignatures: Mapping[str, bytes] = {} if witness is None else witness(others)
     journal.approve(context, digest.digest(context))
     return encode_approval(context, identity, digest, countersignatures)

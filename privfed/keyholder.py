@@ -3,6 +3,8 @@
 In `SharedKey` mode every client is its own key holder; the same class serves a separate one.
 """
 
+from dataclasses import dataclass
+
 from privfed.agreement import RoundContext
 from privfed.approval import check_digest
 from privfed.digest import hash_abridged, hash_message, sealed_tags
@@ -13,6 +15,15 @@ from privfed.he.secret import RoundKey, check_sum, open_sum
 from privfed.journal import Journal
 from privfed.update import Aggregate, PlainVector
 from privfed.wire_aggregate import OpenableAggregate, SignedHeads, decode_aggregate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """What is known of an aggregate that was opened."""
+
+    aggregate: bytes
+    digest: bytes
+    heads: SignedHeads
 
 
 class KeyHolder:
@@ -28,9 +39,7 @@ class KeyHolder:
         self._context = context
         self._round_key = round_key
         self._journal = journal
-        self._opened: bytes | None = None
-        self._digest: bytes | None = None
-        self._heads: SignedHeads | None = None
+        self._opened: _Opened | None = None
 
     def open(self, data: bytes) -> Aggregate[PlainVector]:
         """Verifies everything, records the opening, then decrypts.
@@ -60,8 +69,8 @@ class KeyHolder:
             raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
         check_digest(self._context, digest)
         total = self._checked_sum(message)
-        opened = hash_message(data)
-        self._journal.begin(self._context, digest.digest(self._context), aggregate=opened)
+        opened = _Opened(aggregate=hash_message(data), digest=digest.digest(self._context), heads=message.heads)
+        self._journal.begin(self._context, opened.digest, aggregate=opened.aggregate)
         agreement = self._context.agreement
         grid_sum = open_sum(total, self._round_key, coefficients=agreement.weighting.multipliers(digest.coefficients))
         private = agreement.private_weights
@@ -69,7 +78,7 @@ class KeyHolder:
             values = dequantise(grid_sum, agreement.weighting.divisor(digest.participants), agreement.params)
         else:
             values = private.mean(grid_sum, clients=len(digest.participants), params=agreement.params)
-        self._opened, self._digest, self._heads = opened, digest.digest(self._context), message.heads
+        self._opened = opened
         return Aggregate(round=self._context.round, vector=PlainVector(layout=agreement.layout, values=values), coefficients=digest.by_name)
 
     def _checked_sum(self, message: OpenableAggregate) -> CkksVector:
@@ -91,9 +100,7 @@ class KeyHolder:
         Raises:
             OpeningRefusedError: If nothing was opened here.
         """
-        if self._digest is None:
-            raise OpeningRefusedError(f"no aggregate of round {self._context.round} was opened here")
-        return self._digest
+        return self._what_was_opened().digest
 
     @property
     def heads(self) -> SignedHeads:
@@ -102,9 +109,7 @@ class KeyHolder:
         Raises:
             OpeningRefusedError: If nothing was opened here.
         """
-        if self._heads is None:
-            raise OpeningRefusedError(f"no aggregate of round {self._context.round} was opened here")
-        return self._heads
+        return self._what_was_opened().heads
 
     def finish(self) -> None:
         """Records that the model with the aggregate in it is stored. From here on nothing of this round is opened again.
@@ -112,6 +117,9 @@ class KeyHolder:
         Raises:
             OpeningRefusedError: If nothing was opened here, or the opening was finished before.
         """
+        self._journal.finish(self._context, aggregate=self._what_was_opened().aggregate)
+
+    def _what_was_opened(self) -> _Opened:
         if self._opened is None:
             raise OpeningRefusedError(f"no aggregate of round {self._context.round} was opened here; nothing was recorded")
-        self._journal.finish(self._context, aggregate=self._opened)
+        return self._opened

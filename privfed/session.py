@@ -127,11 +127,10 @@ class ClientSession:
         )
 
     def _countersign(self, context: RoundContext, statements: Mapping[str, bytes]) -> dict[str, bytes]:
-        owners = {party.name: party for party in context.agreement.roster.clients}
         return {
             name: self._heads.countersign(
                 statement,
-                owner=owners[name],
+                owner=context.agreement.roster.client(name),
                 population=context.agreement.populations[name],
                 context=context.digest,
                 signer=self._identity,

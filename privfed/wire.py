@@ -145,17 +145,12 @@ def decode_digest(data: bytes, context: RoundContext, key_id: bytes) -> RoundDig
     return read_digest(data, context, key_id)[0]
 
 
-def decode_statements(data: bytes, context: RoundContext, key_id: bytes) -> Mapping[str, bytes]:
-    """Heads of the ledgers of those participants that keep one, by name, in a digest message. Each is signed by its owner.
+def read_digest(data: bytes, context: RoundContext, key_id: bytes) -> tuple[RoundDigest, Mapping[str, bytes]]:
+    """What `decode_digest` gives, and the heads of the ledgers of those participants that keep one, by name. Each is signed by its owner.
 
     Raises:
         PrivFedError: As `decode_digest`.
     """
-    return read_digest(data, context, key_id)[1]
-
-
-def read_digest(data: bytes, context: RoundContext, key_id: bytes) -> tuple[RoundDigest, Mapping[str, bytes]]:
-    """What `decode_digest` and `decode_statements` give, with one look at the signature."""
     frame = unseal(data, context, Kind.DIGEST, max_payload=max_digest_payload(context))
     check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)

@@ -16,13 +16,13 @@ from privfed.wire import (
     decode_approval,
     decode_digest,
     decode_setup,
-    decode_statements,
     decode_upload,
     encode_abort,
     encode_approval,
     encode_digest,
     encode_setup,
     encode_upload,
+    read_digest,
     upload_chunk,
 )
 from privfed.wire_aggregate import decode_aggregate, encode_aggregate
@@ -381,7 +381,7 @@ def test_an_announcement_without_the_heads_of_agreed_ledgers_is_dropped(keeping:
     server = keeping.parties.server
     heads = {"bank_00": b"head", "bank_01": b"other head"}
     message = encode_digest(keeping.context, server, digest, heads)
-    assert decode_statements(message, keeping.context, digest.key_id) == heads
+    assert read_digest(message, keeping.context, digest.key_id) == (digest, heads)
     for wrong in ({}, {"bank_00": b"head"}, heads | {"bank_02": b"of nothing"}):
         with pytest.raises(InvalidMessageError):
             decode_digest(encode_digest(keeping.context, server, digest, wrong), keeping.context, digest.key_id)

@@ -33,7 +33,6 @@ from privfed.wire import (
     decode_approval,
     decode_digest,
     decode_setup,
-    decode_statements,
     decode_upload,
     encode_abort,
     encode_approval,
@@ -131,7 +130,6 @@ class Session:
                 decode_upload(data, self.context, key_id)
             case Kind.DIGEST:
                 decode_digest(data, self.context, key_id)
-                decode_statements(data, self.context, key_id)
             case Kind.APPROVAL:
                 decode_approval(data, self.context, self.digest)
             case Kind.AGGREGATE:
