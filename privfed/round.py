@@ -85,16 +85,17 @@ class Participant:
     def open(self, context: RoundContext, data: bytes) -> None:
         """Opens an aggregate message and puts it into the model, once: a round that is in the model is left alone.
 
-        The same call serves a client that missed the round: it opens the missed rounds in their order. A gap is refused, because
-        every message is bound to the history before it.
+        The same call serves a client that missed the round: it opens the missed rounds in their order. A gap is refused before
+        anything is begun or decrypted, and so is a round that the rounds in the model do not build on.
 
         Raises:
-            HistoryMismatchError: If this client misses a round before this one; its model is as it was.
+            HistoryMismatchError: If this client has opened other rounds than those that this one builds on; its model is as it was.
             PrivFedError: As `KeyHolder.open`; its model is as it was.
         """
         if context.round in self.session.state.rounds:
             self.session.journal.settle(context)
             return
+        self.session.check_history(context)
         holder = KeyHolder(context=context, round_key=self.session.round_key(context), journal=self.session.journal)
         aggregate = holder.open(data)
         self.session.apply(aggregate, digest=holder.digest, attempt=context.attempt)

@@ -9,7 +9,7 @@ from privfed.approval import approve
 from privfed.client import Trainer
 from privfed.digest import hash_message
 from privfed.dp.countersign import HeadMemory
-from privfed.errors import AgreementMismatchError, HistoryMismatchError
+from privfed.errors import AgreementMismatchError, HistoryMismatchError, OpeningRefusedError
 from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.protect import protect, round_key
@@ -87,7 +87,7 @@ class ClientSession:
         Raises:
             HistoryMismatchError: If this client has not opened the rounds that the context builds on.
         """
-        self._check_history(context)
+        self.check_history(context)
         return encode_setup(context, self._identity, self.round_key(context).key_id)
 
     def upload(self, context: RoundContext) -> bytes:
@@ -98,9 +98,9 @@ class ClientSession:
             BudgetExceededError: If the budget does not cover the round; nothing was trained.
             PrivFedError: As `Trainer.train`; what was charged stays charged.
         """
-        self._check_history(context)
+        self.check_history(context)
         place = {"session": context.agreement.session, "round": context.round, "attempt": context.attempt}
-        name = f"{context.agreement.session.hex()}-{context.round}-{context.attempt}"
+        name = _outbox_name(context)
         if not self._outbox.has(name):
             update = self._trainer.train(self._state.values, **place)
             protected = protect(update, context, round_key=self.round_key(context), weight=self._trainer.weight)
@@ -111,17 +111,23 @@ class ClientSession:
         return self._outbox.get(name)
 
     def approve(self, context: RoundContext, digest: bytes) -> bytes:
-        """Checks the server's digest and signs it.
+        """Checks the server's digest and signs it. Whatever the digest is, nothing is trained, encrypted or charged for it.
 
         Raises:
+            HistoryMismatchError: If this client has not opened the rounds that the context builds on.
+            OpeningRefusedError: If this client has uploaded nothing in this round.
             PrivFedError: As `approval.approve`.
         """
+        self.check_history(context)
+        name = _outbox_name(context)
+        if not self._outbox.has(name):
+            raise OpeningRefusedError(f"{self.name!r} has uploaded nothing in round {context.round}; nothing was approved")
         return approve(
             context,
             self._identity,
             digest,
             key_id=self.round_key(context).key_id,
-            upload_hash=hash_message(self.upload(context)),
+            upload_hash=hash_message(self._outbox.get(name)),
             journal=self.journal,
             witness=lambda statements: self._countersign(context, statements),
         )
@@ -150,7 +156,12 @@ class ClientSession:
             answers = [(peer, signature) for peer, signature in signed if signature is not None]
             self._trainer.record_head(statement, answers, owner=self._identity.public, context=context.digest)
 
-    def _check_history(self, context: RoundContext) -> None:
+    def check_history(self, context: RoundContext) -> None:
+        """Refuses a round that builds on other rounds than this client has opened.
+
+        Raises:
+            HistoryMismatchError: If it does.
+        """
         if context.history != self._state.history:
             raise HistoryMismatchError(
                 f"round {context.round} builds on other rounds than {self.name!r} has opened ({list(self._state.rounds)}); "
@@ -177,3 +188,7 @@ class ClientSession:
         )
         self._store.save(state)
         self._state = state
+
+
+def _outbox_name(context: RoundContext) -> str:
+    return f"{context.agreement.session.hex()}-{context.round}-{context.attempt}"

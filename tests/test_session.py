@@ -10,7 +10,7 @@ from privfed.agreement import Agreement, OpeningPolicy, RoundContext
 from privfed.client import Client, Trainer
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
-from privfed.errors import AgreementMismatchError, BudgetExceededError, HistoryMismatchError
+from privfed.errors import AgreementMismatchError, BudgetExceededError, HistoryMismatchError, InvalidMessageError, OpeningRefusedError
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.identity import Identity, Roster
@@ -199,3 +199,16 @@ def test_what_is_charged_names_the_data_it_was_charged_for(bank: Bank) -> None:
         assert reservation is not None
         assert reservation.fingerprint == ledger.fingerprint(data.features, data.labels)
         assert reservation.fingerprint != ledger.fingerprint(data.features[1:], data.labels[1:])
+
+
+@pytest.mark.parametrize("digest", [b"", b"garbage"])
+def test_nothing_is_trained_or_charged_for_an_approval(bank: Bank, digest: bytes) -> None:
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        with pytest.raises(OpeningRefusedError, match="has uploaded nothing in round 0; nothing was approved"):
+            session.approve(bank.round(), digest)
+        assert (len(bank.trained), len(ledger.events())) == (0, 0)
+        session.upload(bank.round())
+        with pytest.raises(InvalidMessageError):
+            session.approve(bank.round(), digest)
+        assert (len(bank.trained), len(ledger.events())) == (1, 1)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from privfed.agreement import OpeningPolicy, RoundContext
 from privfed.consortium import Consortium
 from privfed.engines.dropouts import Dropouts
 from privfed.engines.local import Simulation, simulate
-from privfed.errors import AgreementMismatchError, CohortError, TamperedAggregateError
+from privfed.errors import AgreementMismatchError, CohortError, HistoryMismatchError, TamperedAggregateError
 from privfed.he.secret import SharedKey
 from privfed.round import Participant, Stage
 from privfed.wire import decode_abort
@@ -195,3 +196,25 @@ def test_of_a_client_that_refuses_the_aggregate_the_server_learns_that_and_not_w
         context = RoundContext(agreement=simulation.agreement, round=0)
         key_id = simulation.encrypted.participants["bank_1"].session.round_key(context).key_id
         assert decode_abort(stored.read_bytes(), context, key_id) == "bank_1"
+
+
+def test_a_client_with_a_gap_opens_nothing_and_catches_up_in_order(model: torch.nn.Module, non_private: Make) -> None:
+    silent = {"bank_3": Stage.SETUP}
+    with Simulation(non_private(count=4), model) as simulation:
+        simulation.run(rounds=2, absences=Script(round_0=silent, round_1=silent))
+        encrypted = simulation.encrypted
+        first, second = ((held.context, encrypted._server(held.context, held.selected).aggregate()) for held in encrypted._opened)
+        late = encrypted.participants["bank_3"]
+        with pytest.raises(HistoryMismatchError, match="open the missed aggregates first"):
+            late.open(*second)
+        assert late.opened_rounds() == ()
+        assert np.array_equal(late.session.state.values.values, simulation._initial.values)
+        late.open(*first)  # the refused one left nothing in the journal that would stand in the way
+        late.open(*second)
+        state = encrypted.participants["bank_0"].session.state
+        assert late.session.state.history == state.history
+        assert np.array_equal(late.session.state.values.values, state.values.values)
+        other = replace(first[0], round=2)  # as a server would have it that gives out a withheld round later
+        with pytest.raises(HistoryMismatchError):
+            late.open(other, first[1])
+        assert late.opened_rounds() == (0, 1)
