@@ -12,17 +12,31 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
 
 import numpy as np
 import pandas as pd
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.paysim import DOSSIER, HIDDEN, PARAMS, TEST_SHARE, Interval, Source, load, pr_auc, t_interval
+from benchmarks.paysim import (
+    DOSSIER,
+    HIDDEN,
+    PARAMS,
+    TEST_SHARE,
+    AsJson,
+    Data,
+    Interval,
+    Output,
+    Quick,
+    Source,
+    finite,
+    pr_auc,
+    prepare,
+    round_bar,
+    t_interval,
+)
 from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
@@ -32,7 +46,6 @@ from privfed.data.samples import Samples
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.engines.local import Simulation
-from privfed.errors import UnsupportedDataError
 from privfed.training.loss import BinaryCrossEntropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.model import mlp
@@ -47,7 +60,6 @@ METHODS: Mapping[str, FedProx | Scaffold | None] = {
     "FedProx": FedProx(proximal_weight=PROXIMAL_WEIGHT),
     "SCAFFOLD": Scaffold(clients=BANKS),
 }
-UNUSABLE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +201,8 @@ def summarise(outcomes: Sequence[Outcome]) -> list[Summary]:
 
 def run(table: pd.DataFrame, size: Size) -> list[Outcome]:
     """All runs, with progress on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
     outcomes: list[Outcome] = []
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with round_bar() as bar:
         per_seed = 2 * len(METHODS) * sum(size.steps // local_steps for local_steps in size.local_steps)
         task = bar.add_task("", total=len(size.seeds) * per_seed)
         for seed in size.seeds:
@@ -243,11 +254,10 @@ def dossier(summaries: Sequence[Summary], outcomes: Sequence[Outcome], size: Siz
         "",
         *(f"* {verdict(summary)}" for summary in summaries if summary.method != "FedAvg"),
         "",
-        f"PR-AUC on held-out transactions after {size.steps} steps at every bank, mean of {len(size.seeds)} "
-        "seeds with its 95 % t-interval. The gain "
-        "is the mean of the differences to FedAvg on the same seed, with its 95 % t-interval. Drift is the mean distance of the banks' "
-        "updates from their mean, divided by the length of that mean, over the second half of the rounds: "
-        "under DP-SGD most of it is noise.",
+        f"PR-AUC on held-out transactions after {size.steps} steps at every bank, mean of {len(size.seeds)} seeds with its 95 % "
+        "t-interval. The gain is the mean of the differences to FedAvg on the same seed, with its 95 % t-interval. Drift is the mean "
+        "distance of the banks' updates from their mean, divided by the length of that mean, over the second half of the rounds: under "
+        "DP-SGD most of it is noise.",
         "",
         f"| {' | '.join(_HEAD)} |",
         f"|{'---|' * len(_HEAD)}",
@@ -257,19 +267,16 @@ def dossier(summaries: Sequence[Summary], outcomes: Sequence[Outcome], size: Siz
         "",
         "## What was compared",
         "",
-        f"* {BANKS} banks by label, Dirichlet alpha {EXTREME:g}, drawn anew until each has a hundredth of the "
-        "records; a bank may have no fraud. Equal "
-        "weights, because SCAFFOLD's variates follow from the opened mean only if all weigh the same.",
-        f"* Features `pre`; the network has hidden layers of 64 and 32. Batches of {BATCH_SIZE}, frauds "
-        f"weighted {POSITIVE_WEIGHT:g} times, learning rate "
-        f"{LEARNING_RATE:g}, proximal weight {PROXIMAL_WEIGHT:g}: chosen beforehand and the same for all "
-        "methods; nothing was tuned for any of them.",
-        f"* DP-SGD: noise multiplier {NOISE_MULTIPLIER:g}, clipping norm {MAX_GRAD_NORM:g}, Poisson batches of "
-        f"{BATCH_SIZE} expected. A small bank draws a larger share "
-        f"of its records, so its epsilon (delta {DELTA:g}) is the largest one. Corrections are post-processing and cost nothing.",
-        "* Banks with few records and no noise limit the privacy here, not the methods; epsilon is shown so "
-        "that nobody takes these runs for a "
-        "recommendation.",
+        f"* {BANKS} banks by label, Dirichlet alpha {EXTREME:g}, drawn anew until each has a hundredth of the records; a bank may have "
+        "no fraud. Equal weights, because SCAFFOLD's variates follow from the opened mean only if all weigh the same.",
+        f"* Features `pre`; the network has hidden layers of 64 and 32. Batches of {BATCH_SIZE}, frauds weighted {POSITIVE_WEIGHT:g} "
+        f"times, learning rate {LEARNING_RATE:g}, proximal weight {PROXIMAL_WEIGHT:g}: chosen beforehand and the same for all methods; "
+        "nothing was tuned for any of them.",
+        f"* DP-SGD: noise multiplier {NOISE_MULTIPLIER:g}, clipping norm {MAX_GRAD_NORM:g}, Poisson batches of {BATCH_SIZE} expected. A "
+        f"small bank draws a larger share of its records, so its epsilon (delta {DELTA:g}) is the largest one. Corrections are "
+        "post-processing and cost nothing.",
+        "* Banks with few records and no noise limit the privacy here, not the methods; epsilon is shown so that nobody takes these runs "
+        "for a recommendation.",
         "",
         "| seed | records per bank | frauds per bank |",
         "|---|---|---|",
@@ -307,31 +314,20 @@ def draw(outcomes: Sequence[Outcome], size: Size, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
-def main(
-    *,
-    quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes; too short to learn from; writes no page.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line and nothing else.")] = False,
-    data: Annotated[Path | None, typer.Option(help="A PaySim log in Kaggle's columns; by default PRIVFED_DATA's.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for page and figure; by default docs/experiments, of a quick run none.")
-    ] = None,
-) -> None:
-    """Shows client drift at extreme label skew, and what FedProx and SCAFFOLD make of it. Exit status 2 if there are no data."""
+def main(*, quick: Quick = False, as_json: AsJson = False, data: Data = None, output: Output = None) -> None:
+    """Shows client drift at extreme label skew, and what FedProx and SCAFFOLD make of it.
+
+    Exit status: 2 if there are no data or no matplotlib for the figure.
+    """
     size = QUICK if quick else FULL
     folder = output or (None if quick else DOSSIER)
-    torch.set_num_threads(1)
-    try:
-        table, source = load(data, quick=quick)
-    except (FileNotFoundError, UnsupportedDataError) as error:
-        typer.echo(f"{error}; nothing was run", err=True)
-        raise typer.Exit(UNUSABLE) from error
+    table, source = prepare(data, quick=quick, folder=folder)
     outcomes = run(table, size)
     summaries = summarise(outcomes)
     if as_json:
         for kind, things in (("run", outcomes), ("summary", summaries)):
             for thing in things:
-                fields = {name: None if value == math.inf else value for name, value in asdict(thing).items()}
-                typer.echo(json.dumps({"kind": kind, "source": source.name} | fields))
+                typer.echo(json.dumps(finite({"kind": kind, "source": source.name} | asdict(thing)), allow_nan=False))
     else:
         shown = Table(title=f"PR-AUC on held-out transactions: mean of {len(size.seeds)} seeds (95 % interval)", caption=source.origin)
         for name in _HEAD:

@@ -321,14 +321,15 @@ class Report:
         """One line per seed and feature set (`kind` is run), then one per feature set (`kind` is summary); infinity is null."""
         lines = [{"kind": "run"} | asdict(outcome) for outcome in self.outcomes]
         lines += [{"kind": "summary"} | asdict(summary) for summary in self.summaries]
-        return [json.dumps(_finite({"command": self.command, "source": self.source.name} | line), allow_nan=False) for line in lines]
+        return [json.dumps(finite({"command": self.command, "source": self.source.name} | line), allow_nan=False) for line in lines]
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
+    """The value with null for every number in it that JSON has none for."""
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -561,15 +562,32 @@ def _extent(table: pd.DataFrame) -> str:
     return f"{len(table):,} rows with {int(table['isFraud'].to_numpy().sum()):,} frauds"
 
 
-def main(
-    *,
-    quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes; too short to be judged; writes no page.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line and nothing else.")] = False,
-    data: Annotated[Path | None, typer.Option(help="A PaySim log in Kaggle's columns; by default PRIVFED_DATA's.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for page and figure; by default docs/experiments, of a quick run none.")
-    ] = None,
-) -> None:
+Quick = Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes; too short to be judged; writes no page.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line and nothing else.")]
+Data = Annotated[Path | None, typer.Option(help="A PaySim log in Kaggle's columns; by default PRIVFED_DATA's.")]
+Output = Annotated[Path | None, typer.Option(help="Folder for page and figure; by default docs/experiments, of a quick run none.")]
+
+
+def prepare(data: Path | None, *, quick: bool, folder: Path | None) -> tuple[pd.DataFrame, Source]:
+    """The table of an experiment, when all that it needs is there; else it ends with status 2, before anything was run."""
+    torch.set_num_threads(1)
+    if folder is not None and importlib.util.find_spec("matplotlib") is None:
+        typer.echo("the figure needs matplotlib, which is not installed: pip install 'privfed[dev]'; nothing was run", err=True)
+        raise typer.Exit(UNUSABLE)
+    try:
+        return load(data, quick=quick)
+    except (FileNotFoundError, UnsupportedDataError) as error:
+        typer.echo(f"{error}; nothing was run", err=True)
+        raise typer.Exit(UNUSABLE) from error
+
+
+def round_bar() -> Progress:
+    """Progress on stderr, in rounds of all runs."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def main(*, quick: Quick = False, as_json: AsJson = False, data: Data = None, output: Output = None) -> None:
     """Compares federated, encrypted training with central training on PaySim, and with the same run in the clear.
 
     Exit status: 1 if the encrypted run is not exact, or (but for --quick) federated training is below 0.9 of central; 2 if there
@@ -577,15 +595,7 @@ def main(
     """
     size = QUICK if quick else FULL
     folder = output or (None if quick else DOSSIER)
-    torch.set_num_threads(1)
-    if folder is not None and importlib.util.find_spec("matplotlib") is None:
-        typer.echo("the figure needs matplotlib, which is not installed: pip install 'privfed[dev]'; nothing was run", err=True)
-        raise typer.Exit(UNUSABLE)
-    try:
-        table, source = load(data, quick=quick)
-    except (FileNotFoundError, UnsupportedDataError) as error:
-        typer.echo(f"{error}; nothing was run", err=True)
-        raise typer.Exit(UNUSABLE) from error
+    table, source = prepare(data, quick=quick, folder=folder)
     report = run(table, size, source=source, command=_command(quick=quick, data=data), judged=not quick)
     if as_json:
         typer.echo("\n".join(report.json_lines()))
@@ -601,9 +611,8 @@ def main(
 
 def run(table: pd.DataFrame, size: Size, *, source: Source, command: str, judged: bool) -> Report:
     """All runs, with progress on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
     outcomes: list[Outcome] = []
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with round_bar() as bar:
         trainings = 2 * len(size.learning_rates) + 3
         task = bar.add_task("", total=len(FEATURE_SETS) * len(size.seeds) * trainings * size.rounds)
         for feature_set in FEATURE_SETS:
