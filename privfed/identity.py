@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NoReturn, Self, final
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -96,7 +96,7 @@ class Identity:
         pem = read_private(path, most=_MOST_PEM_BYTES)
         try:
             key = serialization.load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
+        except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):
             key = None  # what exactly is wrong with a private key is nobody's business
         if not isinstance(key, Ed25519PrivateKey):
             raise ValueError(f"expected an Ed25519 private key without a password in {path.name}, got something else")

@@ -32,25 +32,27 @@ class Outcome:
 
 def fuzz(name: str, *, seconds: float, samples: tuple[bytes, ...], kept: Path) -> Outcome:
     """Fuzzes one target in a process of its own."""
-    seeds = Path(tempfile.mkdtemp(prefix=f"privfed-fuzz-{name}-"))
-    for index, sample in enumerate((*samples, *corpus(name))):
-        (seeds / f"seed-{index}").write_bytes(sample)
-    kept.mkdir(parents=True, exist_ok=True)
+    # A folder of its own: other targets are fuzzed at the same time, and their findings are not this one's.
+    found = kept / name
+    found.mkdir(parents=True, exist_ok=True)
+    before = set(found.iterdir())
     options = [
         f"-max_total_time={max(1, round(seconds))}",
         f"-rss_limit_mb={MEMORY_MB}",
         f"-timeout={INPUT_SECONDS}",
         "-print_final_stats=1",
-        f"-artifact_prefix={kept}/{name}-",
+        f"-artifact_prefix={found}/",
     ]
-    before = set(kept.iterdir())
-    command = [sys.executable, "-m", "tests.fuzz.one", name, *options, str(seeds)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory(prefix=f"privfed-fuzz-{name}-") as seeds:
+        for index, sample in enumerate((*samples, *corpus(name))):
+            (Path(seeds) / f"seed-{index}").write_bytes(sample)
+        command = [sys.executable, "-m", "tests.fuzz.one", name, *options, seeds]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     numbers = {key: int(value) for key, value in re.findall(r"stat::(\w+):\s+(\d+)", done.stderr)}
-    new = sorted(set(kept.iterdir()) - before)
+    new = sorted(set(found.iterdir()) - before)
     if done.returncode != 0 or "average_exec_per_sec" not in numbers:
         sys.stderr.write(done.stderr[-4000:])
-        new = new or [kept / f"{name}-did-not-run"]
+        new = new or [found / "did-not-run"]
     per_minute = 60 * numbers.get("average_exec_per_sec", 0)
     return Outcome(name=name, per_minute=per_minute, peak_mb=numbers.get("peak_rss_mb", 0), finding=new[0] if new else None)
 
