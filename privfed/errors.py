@@ -52,6 +52,16 @@ class AgreementMismatchError(PrivFedError):
     """Two parties disagree about the roster, the weights, the rule or the policy of the session."""
 
 
+@final
+class KeyRefusedError(PrivFedError):
+    """A shared key was not handed on, not taken over or not used: it belongs to others, to another roster, session or epoch."""
+
+
+@final
+class KeyErasedError(PrivFedError):
+    """The key of a round was erased after a later aggregate was stored; nobody who kept to this can open the round again."""
+
+
 class CohortError(PrivFedError):
     """The participants of a round are not those that its policy demands."""
 

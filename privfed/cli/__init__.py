@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from privfed import __version__
-from privfed.cli import ledger
+from privfed.cli import keys, ledger
 from privfed.cli.audit import audit, report
 from privfed.cli.demo import demo
 from privfed.cli.partition import partition
@@ -42,3 +42,4 @@ app.command()(partition)
 app.command()(audit)
 app.command()(report)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(keys.app, name="keys")

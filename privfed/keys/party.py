@@ -1,0 +1,148 @@
+"""The folder with a party's own keys: it signs with one, and a client decrypts with the other."""
+
+from pathlib import Path
+from typing import Self, final
+
+from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from privfed.errors import InvalidMessageError, KeyRefusedError
+from privfed.he._seal_secret import Secret
+from privfed.identity import Identity, PublicIdentity
+from privfed.keys.files import create, read_pinned, read_private
+from privfed.keys.roster import Member, read_line, server_line
+
+SEALED_OVERHEAD_BYTES = 48
+"""By how much a sealed secret is longer: the encapsulated key, 32 bytes, and the tag, 16."""
+
+_SIGNING, _ENCRYPTION, _PUBLIC = "identity.pem", "encryption.pem", "public.txt"
+_MOST_BYTES = 10_000
+# RFC 9180, base mode: the sender is authenticated by its signature.
+_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+
+
+@final
+class Party(Secret):
+    """A client's signing key and decryption key. They cannot be printed, copied or pickled."""
+
+    __slots__ = ("_encryption_key", "_identity", "_public")
+
+    def __init__(self, *, identity: Identity, encryption_key: X25519PrivateKey) -> None:
+        self._identity = identity
+        self._encryption_key = encryption_key
+        self._public = Member(identity=identity.public, encryption_key=encryption_key.public_key().public_bytes_raw())
+
+    @classmethod
+    def create(cls, folder: Path, *, name: str) -> Self:
+        """Makes a client's keys from the operating system's entropy, in a new folder of mode 0700, the files of mode 0600.
+
+        Raises:
+            FileExistsError: If there is such a folder; it stays as it is.
+            ValueError: If the name is no name of a party.
+        """
+        party = cls(identity=Identity.generate(name), encryption_key=X25519PrivateKey.generate())
+        folder.mkdir(mode=0o700)
+        party._identity.save(folder / _SIGNING)
+        pem = party._encryption_key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        create(folder / _ENCRYPTION, pem)
+        create(folder / _PUBLIC, f"{party.public.line}\n".encode())
+        return party
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Reads a folder that `create` made.
+
+        Raises:
+            KeyRefusedError: If it is a server's.
+            PermissionError: If others than the owner may read a key.
+            ValueError: If a file holds something else, or keys and public line do not belong together.
+        """
+        public = _public(folder)
+        if not isinstance(public, Member):
+            raise KeyRefusedError(f"{public.name!r} is a server, which neither gives nor gets a key; nothing was done")
+        identity = Identity.load(folder / _SIGNING, name=public.name)
+        pem = read_private(folder / _ENCRYPTION, most=_MOST_BYTES)
+        try:
+            key = serialization.load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            key = None  # what exactly is wrong with a private key is nobody's business
+        if not isinstance(key, X25519PrivateKey):
+            raise ValueError(f"expected an X25519 private key without a password in {_ENCRYPTION}, got something else")
+        party = cls(identity=identity, encryption_key=key)
+        if party.public != public:
+            raise ValueError(f"expected {_PUBLIC} to name the keys that lie beside it, got others; take the folder from where it was made")
+        return party
+
+    @property
+    def public(self) -> Member:
+        """The half that others may know."""
+        return self._public
+
+    @property
+    def name(self) -> str:
+        """Name in the roster. Public."""
+        return self._public.name
+
+    def sign(self, message: bytes) -> bytes:
+        """Ed25519 signature, 64 bytes."""
+        return self._identity.sign(message)
+
+    def unseal(self, sealed: bytes, *, info: bytes) -> bytes:
+        """Opens what `seal` made for this party.
+
+        Raises:
+            InvalidMessageError: If it was made for another party or another purpose, or is damaged.
+        """
+        try:
+            return _SUITE.decrypt(sealed, self._encryption_key, info=info)
+        except (InvalidTag, ValueError):
+            raise InvalidMessageError from None
+
+
+def seal(secret: bytes, recipient: Member, *, info: bytes) -> bytes:
+    """Encrypts a secret to a client: HPKE (RFC 9180), X25519, HKDF-SHA256, ChaCha20-Poly1305, with a fresh key each time.
+
+    Args:
+        secret: The secret.
+        recipient: Who alone can open it.
+        info: What it is for, bound to it. Public.
+    """
+    return _SUITE.encrypt(secret, X25519PublicKey.from_public_bytes(recipient.encryption_key), info=info)
+
+
+def create_server(folder: Path, *, name: str) -> PublicIdentity:
+    """Makes a server's signing key, in a new folder of mode 0700, the files of mode 0600. It has no other key.
+
+    Raises:
+        FileExistsError: If there is such a folder; it stays as it is.
+        ValueError: If the name is no name of a party.
+    """
+    identity = Identity.generate(name)
+    folder.mkdir(mode=0o700)
+    identity.save(folder / _SIGNING)
+    create(folder / _PUBLIC, f"{server_line(identity.public)}\n".encode())
+    return identity.public
+
+
+def read_public(folder: Path) -> Member | PublicIdentity:
+    """Who a folder belongs to, after its keys were loaded and found to be those of its public line.
+
+    Raises:
+        PermissionError: If others than the owner may read a key.
+        ValueError: If a file holds something else, or keys and public line do not belong together.
+    """
+    public = _public(folder)
+    if isinstance(public, Member):
+        return Party.load(folder).public
+    if Identity.load(folder / _SIGNING, name=public.name).public != public:
+        raise ValueError(f"expected {_PUBLIC} to name the key that lies beside it, got another; take the folder from where it was made")
+    return public
+
+
+def _public(folder: Path) -> Member | PublicIdentity:
+    text = read_pinned(folder / _PUBLIC, most=_MOST_BYTES).decode("ascii", errors="replace")
+    return read_line(text, where=_PUBLIC)
