@@ -20,6 +20,7 @@ from privfed.audit_file import read_audit, write_audit
 from privfed.client import Client
 from privfed.data.paysim import NOBAL, PRE, FeatureSet, features
 from privfed.data.transactions import generate_transactions
+from privfed.dp.clipping import AdaptiveClipping
 from privfed.dp.ledger import Ledger
 from privfed.dp.statement import PrivacyStatement
 from privfed.errors import LedgerError, UnsupportedDataError
@@ -142,8 +143,7 @@ class SavedRun:
         for name, training in self.history.training.items():
             with self._ledger(name) as ledger:
                 norm = training.max_grad_norm if isinstance(training, DpSgd) else None
-                delta = ledger.budget.delta
-                statements.append(PrivacyStatement.of(ledger.events(), population=name, delta=delta, max_grad_norm=norm))
+                statements.append(PrivacyStatement.of_ledger(ledger, max_grad_norm=norm))
         return tuple(statements)
 
     def _ledger(self, name: str) -> Ledger:
@@ -162,4 +162,7 @@ class SavedRun:
 
 
 def _mechanism(bank: dict[str, Any]) -> TrainingMechanism:
-    return _MECHANISMS[bank["mechanism"]](**bank["training"])
+    fields = dict(bank["training"])
+    if fields.get("adaptive_clipping") is not None:
+        fields["adaptive_clipping"] = AdaptiveClipping(**fields["adaptive_clipping"])
+    return _MECHANISMS[bank["mechanism"]](**fields)

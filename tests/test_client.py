@@ -54,3 +54,27 @@ def test_a_client_with_more_records_than_it_declares_is_refused_by_name_and_its_
             Trainer(client=client, model=model, start=values_of(model), loss=binary_cross_entropy, params=CkksParams.standard())
         assert "137" not in str(refusal.value)
         assert not opened.events()
+
+
+def test_a_round_is_charged_before_a_record_is_touched_and_stays_charged_if_training_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class InterruptedTrainingError(Exception):
+        pass
+
+    charged: list[object] = []
+
+    with ledger(tmp_path / "ledger", 1e-5) as opened:
+
+        def interrupted(*_: object, **__: object) -> None:
+            charged.extend(opened.events())
+            raise InterruptedTrainingError
+
+        monkeypatch.setattr("privfed.client.train", interrupted)
+        model = mlp(2, hidden=(4,))
+        client = Client("bank_a", samples(10), training=TRAINING, ledger=opened)
+        params = CkksParams.standard(bound=4.0)
+        trainer = Trainer(client=client, model=model, start=values_of(model), loss=binary_cross_entropy, params=params)
+        with pytest.raises(InterruptedTrainingError):
+            trainer.train(values_of(model), session=b"session", round=0, attempt=0)
+        assert charged == [TRAINING.event()] == list(opened.events())

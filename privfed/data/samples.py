@@ -79,6 +79,24 @@ class Samples:
         groups = None if self.groups is None else self.groups[positions]
         return type(self)(features=self.features[positions], labels=self.labels[positions], groups=groups, columns=self.columns)
 
+    def first_of_groups(self, most: int) -> Self:
+        """The first records of each group, at most so many, in the order of the table.
+
+        Whether a record is among them depends on the records of its own group alone.
+
+        Args:
+            most: At least 1.
+
+        Raises:
+            ValueError: If there are no groups, or `most` is below 1.
+        """
+        if self.groups is None or most < 1:
+            raise ValueError("expected groups, and at least one record of each")
+        order = np.argsort(self.groups, kind="stable")
+        _, starts, counts = np.unique(self.groups[order], return_index=True, return_counts=True)
+        rank = np.arange(len(self)) - np.repeat(starts, counts)
+        return self.take(np.sort(order[rank < most]))
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -37,7 +37,7 @@ _MOST_ROUNDS: Final = 1_000_000
 _CALIBRATION_AIM: Final = 0.003
 _CALIBRATION_WINDOW: Final = 0.0024
 
-_Noised = TypeVar("_Noised", PoissonSampledGaussian, CappedPoissonSampledGaussian, CustomerSampledGaussian, GaussianRelease)
+_Noised = TypeVar("_Noised", bound=PoissonSampledGaussian | CappedPoissonSampledGaussian | CustomerSampledGaussian | GaussianRelease)
 
 
 def epsilon(events: Iterable[Event], *, delta: float, relation: Relation = Relation.ADD_OR_REMOVE_ONE) -> float:

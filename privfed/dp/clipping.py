@@ -20,14 +20,13 @@ class AdaptiveClipping:
         target_quantile: Share of the records that should be below the norm, above 0 and below 1.
         learning_rate: How fast the norm moves: by at most about this factor's exponential per step. Positive.
         count_noise: Standard deviation of the noise on the count of records below the norm. Positive.
-        expected_batch_size: What the count is divided by: declared, never the real size.
 
     Raises:
         ValueError: If a value is out of its range.
 
     Example:
-        >>> clipping = AdaptiveClipping(initial_norm=1.0, target_quantile=0.5, learning_rate=0.2, count_noise=10.0, expected_batch_size=512)
-        >>> clipping.next_norm(1.0, noised_count=256.0) < 1.0
+        >>> clipping = AdaptiveClipping(initial_norm=1.0, target_quantile=0.5, learning_rate=0.2, count_noise=10.0)
+        >>> clipping.next_norm(1.0, noised_count=256.0, expected_batch_size=512) < 1.0
         True
     """
 
@@ -35,10 +34,9 @@ class AdaptiveClipping:
     target_quantile: float
     learning_rate: float
     count_noise: float
-    expected_batch_size: int
 
     def __post_init__(self) -> None:
-        for name in ("initial_norm", "learning_rate", "count_noise", "expected_batch_size"):
+        for name in ("initial_norm", "learning_rate", "count_noise"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"expected {name} to be positive and finite, got {value}")
@@ -67,13 +65,14 @@ class AdaptiveClipping:
             steps=steps,
         )
 
-    def next_norm(self, norm: float, *, noised_count: float) -> float:
+    def next_norm(self, norm: float, *, noised_count: float, expected_batch_size: int) -> float:
         """The clipping norm of the next step.
 
         Args:
             norm: Clipping norm of this step.
             noised_count: Over the records of the batch, the sum of 1/2 for each that was not clipped and of -1/2 for each that was,
                 plus noise of standard deviation `count_noise`. Centred, because its sensitivity is then 1/2, not 1.
+            expected_batch_size: What the count is divided by: declared, never the real size.
         """
-        share = min(max(noised_count / self.expected_batch_size + 0.5, 0.0), 1.0)
+        share = min(max(noised_count / expected_batch_size + 0.5, 0.0), 1.0)
         return norm * math.exp(-self.learning_rate * (share - self.target_quantile))

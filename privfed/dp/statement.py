@@ -15,6 +15,7 @@ from privfed.dp.accounting import ACCOUNTANT
 from privfed.dp.charges import Charges
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import (
+    AdaptivelyClippedGaussian,
     Budget,
     CappedPoissonSampledGaussian,
     Composition,
@@ -297,7 +298,9 @@ class PrivacyStatement:
             *([] if self.events else ["  - nothing"]),
         ]
         if self.max_grad_norm is not None:
-            lines.append(f"  Each record's gradient was clipped to norm {self.max_grad_norm:g}; the noise is in multiples of that norm.")
+            adaptive = any(isinstance(event, AdaptivelyClippedGaussian) for event in self.events)
+            norm = f"{'a norm of its step, at most' if adaptive else 'norm'} {self.max_grad_norm:g}"
+            lines.append(f"  Each record's gradient was clipped to {norm}; the noise is in multiples of that norm.")
         lines += [
             "  Every attempt that was charged is counted, whether or not its update was ever sent.",
             f"  Noise is added by {self.noise_added_by}.",

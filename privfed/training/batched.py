@@ -44,8 +44,11 @@ def train_together(
 
     Raises:
         PrivFedError: Whatever `train` refuses, or a model that cannot be stacked; nothing was trained.
+        TypeError: If the mechanism is another.
         ValueError: If there is no client, their columns differ, or the weights of one became infinite or NaN.
     """
+    if not isinstance(mechanism, NonPrivate):
+        raise TypeError(f"expected NonPrivate, got {type(mechanism).__name__}; train its clients one by one; nothing was trained")
     if not clients or len({samples.features.shape[1] for samples in clients}) != 1:
         raise ValueError("expected at least one client, and records of the same columns")
     check_model(module)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from privfed.errors import UnsupportedModelError
 from privfed.training.gradients import ClippedGradients, clip_factors, zero_broken
-from privfed.training.loss import PerSampleLoss
+from privfed.training.loss import PerSampleLoss, derivative_of, unchecked
 
 
 class BookKeeping(ClippedGradients):
@@ -62,12 +62,12 @@ class BookKeeping(ClippedGradients):
                 rows[bias] = g
         return rows
 
-    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> int:
+    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
         inputs, derivatives = ([tensor.double() for tensor in tensors] for tensors in self._run(features, labels))
         norms = self._squared_norms(inputs, derivatives).sqrt_()
         zeroed = zero_broken(norms, [*inputs, *derivatives])
         self._add_products(inputs, derivatives, clip_factors(norms, max_grad_norm=self.max_grad_norm), total.split(self._sizes))
-        return zeroed
+        return norms, zeroed
 
     def _squared_norms(self, inputs: Sequence[torch.Tensor], derivatives: Sequence[torch.Tensor]) -> torch.Tensor:
         """Of the part of each gradient that belongs to the layers, of shape (records,)."""
@@ -82,12 +82,13 @@ class BookKeeping(ClippedGradients):
         """Adds the scaled gradients of the layers to the sums of their parameters. Scales inputs or derivatives in place."""
         for (weight, bias), a, g in zip(self._places, inputs, derivatives, strict=True):
             if bias is not None:
-                sums[bias].add_(factors @ g)
+                sums[bias].addmv_(g.T, factors)
+            place = sums[weight].view(g.shape[1], a.shape[1])
             # Whichever is narrower is scaled, and comes first in the product, because BLAS likes it so.
             if a.shape[1] < g.shape[1]:
-                sums[weight].view(g.shape[1], a.shape[1]).add_((a.mul_(factors[:, None]).T @ g).T)
+                place.T.addmm_(a.mul_(factors[:, None]).T, g)
             else:
-                sums[weight].view(g.shape[1], a.shape[1]).addmm_(g.mul_(factors[:, None]).T, a)
+                place.addmm_(g.mul_(factors[:, None]).T, a)
 
     def _run(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         """What goes into each layer, and the derivative of the records' losses by what comes out."""
@@ -97,7 +98,7 @@ class BookKeeping(ClippedGradients):
     def _forward(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """The sum of the losses, and what goes into each layer and comes out."""
         self._seen.clear()
-        losses = self._loss(self._model(features), labels)
+        losses = unchecked(self._loss)(self._model(features), labels)
         seen = [self._seen[layer] for layer in self._layers if layer in self._seen]
         self._seen.clear()
         if len(seen) < len(self._layers) or any(len(went_in) != len(features) for went_in, _ in seen):
@@ -123,11 +124,7 @@ class ReluNetworkBookKeeping(BookKeeping):
         with torch.no_grad():
             for weight, bias in weights[:-1]:
                 inputs.append(functional.linear(inputs[-1], weight, bias).relu())
-            outputs = functional.linear(inputs[-1], *weights[-1])
-        outputs.requires_grad_()
-        with torch.enable_grad():
-            derivatives = [torch.autograd.grad(self._loss(outputs, labels).sum(), outputs)[0]]
-        with torch.no_grad():
+            derivatives = [derivative_of(self._loss)(functional.linear(inputs[-1], *weights[-1]), labels)]
             for (weight, _), after in zip(weights[:0:-1], inputs[:0:-1], strict=True):
                 derivatives.append(torch.ops.aten.threshold_backward(derivatives[-1] @ weight, after, 0))
         return inputs, derivatives[::-1]

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from privfed.errors import UnsupportedModelError
 from privfed.training.bookkeeping import ReluNetworkBookKeeping, linear_layers, relu_network
 from privfed.training.gradients import LARGEST_NORM, clip_factors
-from privfed.training.loss import PerSampleLoss, perturbed_copy, synthetic_records, unchecked
+from privfed.training.loss import PerSampleLoss, perturbed_copy, synthetic_records
 from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.training.model import layout_of, trainable_parameters
 from privfed.update import Layout
@@ -59,7 +59,10 @@ def compile_sum(module: nn.Module, *, mechanism: DpSgd, loss: PerSampleLoss, inp
 
     Raises:
         UnsupportedModelError: If it is another model, its batches are too large to gain anything, or it cannot be compiled.
+        ValueError: If its clipping norm is not fixed.
     """
+    if mechanism.adaptive_clipping is not None:
+        raise ValueError("expected a fixed clipping norm to compile, got adaptive_clipping; nothing was compiled")
     expected = mechanism.record_limit * mechanism.sample_rate
     capacity = _BLOCK * math.ceil((expected + 2.5 * math.sqrt(expected)) / _BLOCK)
     model = perturbed_copy(module)
@@ -72,7 +75,7 @@ def compile_sum(module: nn.Module, *, mechanism: DpSgd, loss: PerSampleLoss, inp
             f"a pass of {capacity} records gains nothing from being compiled; go without, or declare smaller batches; nothing was compiled"
         )
     parameters = list(trainable_parameters(model).values())
-    traced = _Traced(model, layers=layers, parameters=parameters, loss=unchecked(loss), max_grad_norm=mechanism.max_grad_norm)
+    traced = _Traced(model, layers=layers, parameters=parameters, loss=loss, max_grad_norm=mechanism.max_grad_norm)
     padded = torch.arange(capacity) % len(labels)
     example = (features[padded], labels[padded], torch.ones(capacity), *(parameter.detach() for parameter in parameters))
     try:
@@ -90,6 +93,8 @@ def check_compiled(compiled: CompiledSum, *, layout: Layout, loss: PerSampleLoss
     Raises:
         ValueError: If it was, or if torch was told to round products to less than float32.
     """
+    if isinstance(mechanism, DpSgd) and mechanism.adaptive_clipping is not None:
+        raise ValueError("expected a fixed clipping norm for a compiled sum, got adaptive_clipping; go without either; nothing was trained")
     if not isinstance(mechanism, DpSgd) or (compiled.layout, compiled.loss, compiled.max_grad_norm) != (
         layout,
         loss,
@@ -111,13 +116,13 @@ class CompiledBookKeeping(ReluNetworkBookKeeping):
     """
 
     def __init__(self, model: nn.Module, *, layers: Sequence[nn.Linear], parameters: Sequence[nn.Parameter], compiled: CompiledSum) -> None:
-        super().__init__(model, layers=layers, parameters=parameters, loss=unchecked(compiled.loss), max_grad_norm=compiled.max_grad_norm)
+        super().__init__(model, layers=layers, parameters=parameters, loss=compiled.loss, max_grad_norm=compiled.max_grad_norm)
         self._compiled = compiled
         self._tensors = [parameter.detach() for parameter in parameters]
         self._places_of_records = torch.arange(compiled.capacity)
         self.rounding = 2 * compiled.capacity * _rounding_per_record(layers)
 
-    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> int:
+    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
         count, capacity = len(features), self._compiled.capacity
         if count > capacity:
             return super()._add(features, labels, total)
@@ -130,7 +135,7 @@ class CompiledBookKeeping(ReluNetworkBookKeeping):
         if not float(norms.max()) <= LARGEST_NORM:
             return super()._add(features, labels, total)
         total += result
-        return 0
+        return norms[:count], 0
 
 
 def _rounding_per_record(layers: Sequence[nn.Linear]) -> float:

@@ -6,6 +6,7 @@ norm of each record's gradient on: clipping, the sum (but for that of `compiled`
 
 * One record more or less moves the sum by at most `max_grad_norm`; a gradient that is NaN or infinite counts as zero.
 * The noise on the sum has standard deviation `noise_multiplier * max_grad_norm` per coordinate, from the operating system.
+* Where clipping adapts, both hold with the norm of the step, and the noise on sum and count together is that of `noise_multiplier`.
 * The noised sum is a multiple of 2^-20 * max_grad_norm: it has no low bits that could tell sums apart.
 * It is divided by the declared `expected_batch_size`, never by the size of the batch or of the table.
 * Exactly `steps` noised steps are done; an empty batch is a step of pure noise.
@@ -19,6 +20,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from opacus import GradSampleModule
@@ -31,7 +33,7 @@ from privfed.errors import LayoutMismatchError, UnsupportedDataError, Unsupporte
 from privfed.training.bookkeeping import BookKeeping, ReluNetworkBookKeeping, linear_layers, relu_network
 from privfed.training.compiled import CompiledBookKeeping, CompiledSum, check_compiled
 from privfed.training.gradients import ClippedGradients, clip_factors, zero_broken
-from privfed.training.loss import PerSampleLoss, check_loss, perturbed_copy, synthetic_records, unchecked
+from privfed.training.loss import PerSampleLoss, check_loss, perturbed_copy, synthetic_records
 from privfed.training.mechanism import GRID_FRACTION, DpSgd, NonPrivate, TrainingMechanism, TrainingResult
 from privfed.training.model import check_model, join_parameters, layout_of, load_values, trainable_parameters, values_of
 from privfed.training.objective import Correction, add_correction, flat
@@ -51,11 +53,12 @@ class _NoisingOptimizer(DPOptimizerFastGradientClipping):
     def __init__(self, weights: nn.Parameter, *, mechanism: DpSgd, rounding: float, randomness: Randomness) -> None:
         super().__init__(
             torch.optim.SGD([weights], lr=mechanism.learning_rate),
-            noise_multiplier=mechanism.noise_multiplier * (1.0 + rounding),
-            max_grad_norm=mechanism.max_grad_norm,
+            noise_multiplier=mechanism.sum_noise_multiplier * (1.0 + rounding),
+            max_grad_norm=mechanism.initial_norm,
             expected_batch_size=mechanism.expected_batch_size,
         )
         self.randomness = randomness
+        self._grid = GRID_FRACTION * mechanism.max_grad_norm
 
     def accumulate(self) -> None:
         """Does nothing: `summed_grad` is the whole batch already."""
@@ -64,9 +67,9 @@ class _NoisingOptimizer(DPOptimizerFastGradientClipping):
         """Adds the noise to the sum, in float64, and rounds to the grid before anything is done with the result."""
         weights: Any = self.params[0]  # Any, because Opacus hangs its results on it as attributes
         _check_processed_flag(weights.summed_grad)
-        noise = torch.from_numpy(self.randomness.normal(weights.numel())).mul_(self.noise_multiplier * self.max_grad_norm)
-        grid = GRID_FRACTION * self.max_grad_norm
-        weights.grad = noise.add_(weights.summed_grad).div_(grid).round_().mul_(grid).to(weights.dtype)
+        grid = self._grid
+        noise = torch.from_numpy(self.randomness.normal(weights.numel())).mul_(self.noise_multiplier * self.max_grad_norm / grid)
+        weights.grad = noise.add_(weights.summed_grad, alpha=1 / grid).round_().mul_(grid).to(weights.dtype)
         _mark_as_processed(weights.summed_grad)
 
 
@@ -106,7 +109,7 @@ class _HookedGradients(BookKeeping):
             rows[index] = row
         return torch.cat(rows, dim=1)
 
-    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> int:
+    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
         inputs, derivatives, hooked = self._run_hooked(features, labels)
         inputs, derivatives = ([tensor.double() for tensor in tensors] for tensors in (inputs, derivatives))
         sums = total.split(self._sizes)
@@ -122,7 +125,7 @@ class _HookedGradients(BookKeeping):
             for (index, _), row in zip(self._hooked, rows, strict=True):
                 sums[index].addmv_(row.T, factors)
         self._add_products(inputs, derivatives, clip_factors(norms, max_grad_norm=self.max_grad_norm), sums)
-        return zeroed
+        return norms, zeroed
 
     def _run_hooked(
         self, features: torch.Tensor, labels: torch.Tensor
@@ -155,7 +158,7 @@ def _clipped_gradients(
     kind = _HookedGradients
     if len(parameters) == sum(len(list(layer.parameters())) for layer in layers):
         kind = ReluNetworkBookKeeping if alternating else BookKeeping
-    return kind(model, layers=layers, parameters=parameters, loss=unchecked(loss), max_grad_norm=max_grad_norm)
+    return kind(model, layers=layers, parameters=parameters, loss=loss, max_grad_norm=max_grad_norm)
 
 
 def check(
@@ -177,7 +180,8 @@ def check(
         TypeError: If the mechanism is of an unknown kind.
         LayoutMismatchError: If the start has another layout than the module.
         UnsupportedModelError: See `check_model` and `check_loss`; also if training would not get the right gradient for each record.
-        UnsupportedDataError: If there are more records than the mechanism's `record_limit`, or a label the loss does not take.
+        UnsupportedDataError: If there are more records than the mechanism's `record_limit`, a customer has more than its
+            `records_per_customer`, or the loss does not take a label.
         ValueError: As `check_compiled`.
     """
     if not isinstance(mechanism, DpSgd | NonPrivate):
@@ -190,6 +194,8 @@ def check(
             f"{client} has more records than the declared limit of {mechanism.record_limit}; declare a smaller sample_rate or a larger "
             "max_records; nothing was trained"
         )
+    if isinstance(mechanism, DpSgd) and mechanism.records_per_customer is not None:
+        _check_customers(samples, most=mechanism.records_per_customer, client=client)
     if compiled is not None:
         check_compiled(compiled, layout=start.layout, loss=loss, mechanism=mechanism)
     inputs = samples.features.shape[1]
@@ -272,18 +278,42 @@ def _descend_privately(
     """Trains a model in place and returns how many gradients were zeroed for being NaN or infinite."""
     weights: Any = join_parameters(model)  # Any, because Opacus hangs its results on it as attributes
     start = flat([weights])
-    gradients = _clipped_gradients(model, loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=features.shape[1], compiled=compiled)
+    norm, capacity, adaptive = mechanism.initial_norm, mechanism.batch_capacity, mechanism.adaptive_clipping
+    gradients = _clipped_gradients(model, loss=loss, max_grad_norm=norm, inputs=features.shape[1], compiled=compiled)
     optimizer = _NoisingOptimizer(weights, mechanism=mechanism, rounding=gradients.rounding, randomness=randomness)
     zeroed = 0
     for indices in randomness.poisson_batches(len(labels), sample_rate=mechanism.sample_rate, steps=mechanism.steps):
-        batch = torch.from_numpy(indices)
-        weights.summed_grad, broken = gradients.sum(features.index_select(0, batch), labels.index_select(0, batch))
-        zeroed += broken
+        taken = indices if capacity is None or len(indices) <= capacity else randomness.subset(indices, capacity)
+        batch = torch.from_numpy(taken)
+        clipped = gradients.sum(features.index_select(0, batch), labels.index_select(0, batch))
+        weights.summed_grad = clipped.values
+        zeroed += clipped.zeroed
         optimizer.pre_step()
         if correction is not None:
             add_correction([weights], start, correction)
         optimizer.original_optimizer.step()
+        if adaptive is not None:
+            count = _noised_count(clipped.norms <= norm, count_noise=adaptive.count_noise, randomness=randomness)
+            norm = adaptive.next_norm(norm, noised_count=count, expected_batch_size=mechanism.expected_batch_size)
+            # The next step clips to the same number as its noise is in multiples of.
+            norm = gradients.max_grad_norm = optimizer.max_grad_norm = min(norm, mechanism.max_grad_norm)
     return zeroed
+
+
+def _noised_count(within: torch.Tensor, *, count_noise: float, randomness: Randomness) -> float:
+    """One half for each record that was not clipped, minus one half for each that was, plus noise, on a grid. Fit to be released."""
+    count = int(within.count_nonzero()) - len(within) / 2
+    return round((count + count_noise * float(randomness.normal(1)[0])) / GRID_FRACTION) * GRID_FRACTION
+
+
+def _check_customers(samples: Samples, *, most: int, client: str) -> None:
+    if samples.groups is None:
+        raise UnsupportedDataError(f"{client} does not say whose each record is; make its customers the groups; nothing was trained")
+    if np.unique(samples.groups, return_counts=True)[1].max() > most:
+        raise UnsupportedDataError(
+            f"{client} has a customer with more records than the declared {most}; leave out those beyond, with "
+            "Samples.first_of_groups, or declare more; nothing was trained"
+        )
 
 
 def _check_gradients(module: nn.Module, loss: PerSampleLoss, *, mechanism: DpSgd, inputs: int, compiled: CompiledSum | None) -> None:
@@ -293,7 +323,7 @@ def _check_gradients(module: nn.Module, loss: PerSampleLoss, *, mechanism: DpSgd
     try:
         gradients = _clipped_gradients(model, loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=inputs, compiled=compiled)
         rows = gradients.of_records(features, labels)
-        total, _ = gradients.sum(features, labels)
+        total = gradients.sum(features, labels).values
     except (NotImplementedError, RuntimeError, ValueError, UnsupportedModelError) as error:
         raise UnsupportedModelError(
             "there is no gradient per record of this model; use inplace=False in all layers, every layer of the model, and layers that "

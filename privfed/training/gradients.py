@@ -6,6 +6,7 @@ record's gradient, its clipping, and the sum.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -49,6 +50,21 @@ def zero_broken(norms: torch.Tensor, tensors: Sequence[torch.Tensor]) -> int:
     return int(broken.count_nonzero())
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ClippedSum:
+    """The clipped gradients of a batch, added up. Private.
+
+    Args:
+        values: The sum, of shape (size,), float64.
+        norms: Norms of the gradients before clipping, of shape (records,); 0 for those that count as zero.
+        zeroed: How many gradients count as zero, because they are NaN or infinite.
+    """
+
+    values: torch.Tensor
+    norms: torch.Tensor
+    zeroed: int
+
+
 class ClippedGradients(ABC):
     """Sums of clipped gradients, one record at a time or in any other way that gives the same.
 
@@ -57,6 +73,7 @@ class ClippedGradients(ABC):
         max_grad_norm: Bound on the norm that one record's gradient has in a sum.
 
     Attributes:
+        max_grad_norm: The same; it may be changed between two sums.
         rounding: By what share of `max_grad_norm` a record may move a sum beyond it, because sums are rounded. Public. The noise must
             be larger by as much; nothing where the sum is float64.
     """
@@ -81,10 +98,10 @@ class ClippedGradients(ABC):
         """The gradient of each record before clipping, of shape (records, size). Only for checks: it holds them all at once."""
 
     @abstractmethod
-    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> int:
-        """Adds the clipped gradients of one pass to `total`; returns how many of them were zeroed."""
+    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Adds the clipped gradients of one pass to `total`; returns their norms before, and how many of them were zeroed."""
 
-    def sum(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def sum(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
         """The sum of the records' gradients, each scaled to a norm of at most max_grad_norm over all parameters together.
 
         A large batch takes several passes, of records enough to fit into memory. They are summed here, before anything else can
@@ -94,20 +111,20 @@ class ClippedGradients(ABC):
             features: Of shape (records, columns), float32; possibly no record. Private.
             labels: Of shape (records,). Private.
 
-        Returns:
-            The sum, of shape (size,), float64, and how many gradients count as zero in it, because they are NaN or infinite. Private.
-
         Raises:
             UnsupportedModelError: If the model does something else with these records than with those of `check`.
         """
         total = torch.zeros(self.size, dtype=torch.float64)
         records = len(features)
         if not records:
-            return total, 0
+            return ClippedSum(total, total.new_zeros(0), 0)
         most = max(1, min(_RECORDS_PER_PASS, _NUMBERS_PER_PASS // self.numbers_per_record))
         if records <= most:
-            return total, self._add(features, labels, total)
+            return ClippedSum(total, *self._add(features, labels, total))
+        norms: list[torch.Tensor] = []
         zeroed = 0
         for part, part_labels in zip(*(whole.tensor_split(-(-records // most)) for whole in (features, labels)), strict=True):
-            zeroed += self._add(part, part_labels, total)
-        return total, zeroed
+            of_part, broken = self._add(part, part_labels, total)
+            norms.append(of_part)
+            zeroed += broken
+        return ClippedSum(total, torch.cat(norms), zeroed)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,7 +96,15 @@ class BinaryCrossEntropy:
             raise ValueError(f"expected one output per record, of shape (batch,) or (batch, 1), got {tuple(outputs.shape)}")
         positive = labels.to(outputs.dtype)
         losses = functional.binary_cross_entropy_with_logits(outputs.reshape(labels.shape), positive, reduction="none")
-        return losses if self.positive_weight == 1.0 else losses * (1.0 + (self.positive_weight - 1.0) * positive)
+        return losses if self.positive_weight == 1.0 else losses * self._weights(positive)
+
+    def _derivative(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        positive = labels.to(outputs.dtype).reshape(outputs.shape)
+        derivatives = outputs.sigmoid() - positive
+        return derivatives if self.positive_weight == 1.0 else derivatives * self._weights(positive)
+
+    def _weights(self, positive: torch.Tensor) -> torch.Tensor:
+        return 1.0 + (self.positive_weight - 1.0) * positive
 
 
 _UNWEIGHTED = BinaryCrossEntropy(positive_weight=1.0)
@@ -113,8 +122,32 @@ def unchecked(loss: PerSampleLoss) -> PerSampleLoss:
     return _unchecked_cross_entropy if loss is cross_entropy else loss
 
 
+def derivative_of(loss: PerSampleLoss) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The derivative of each record's loss by the outputs, in the shape of the outputs, as a function of outputs and labels.
+
+    It looks at no label's value. For the losses of this module it is written down: torch's way to it costs a small model much.
+    """
+    if isinstance(loss, BinaryCrossEntropy):
+        return loss._derivative
+    if loss is binary_cross_entropy:
+        return _UNWEIGHTED._derivative
+    if loss is cross_entropy:
+        return _cross_entropy_derivative
+
+    def derivative(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            leaves = outputs.detach().requires_grad_()
+            return torch.autograd.grad(loss(leaves, labels).sum(), leaves)[0]
+
+    return derivative
+
+
 def _unchecked_cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def _cross_entropy_derivative(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return outputs.softmax(dim=1) - (labels[:, None] == torch.arange(outputs.shape[1])).to(outputs.dtype)
 
 
 def _check_classes(outputs: torch.Tensor) -> None:

@@ -62,6 +62,20 @@ class Randomness(ABC):
         radius *= 1.0 - square
         return uniform[:count]
 
+    def subset(self, indices: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        """So many of the indices, every subset of that size as likely as every other.
+
+        Args:
+            indices: Sorted, of shape (n,). Private.
+            size: From 0 to n. Public.
+
+        Returns:
+            Sorted indices of shape (size,). Private.
+        """
+        # Two of n words of 64 bits are equal with a probability below n^2 / 2^65.
+        words = np.frombuffer(self._stream(8 * len(indices)), dtype=np.uint64)
+        return indices[np.sort(np.argsort(words)[:size])]
+
     def poisson_batches(self, records: int, *, sample_rate: float, steps: int) -> Iterator[NDArray[np.int64]]:
         """Batches that each record enters with probability `sample_rate`, independently of all records and of all other batches.
 

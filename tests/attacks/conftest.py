@@ -15,6 +15,7 @@ from privfed.attacks.facts import (
     AdaptiveOptimizer,
     BinaryLoss,
     Continuous,
+    GaussianNoise,
     OneHot,
     Sgd,
     SoftmaxLoss,
@@ -22,10 +23,17 @@ from privfed.attacks.facts import (
     TrainingFacts,
 )
 from privfed.attacks.observation import Observation
+from privfed.attacks.prior import Prior
+from privfed.data.samples import Samples
+from privfed.training.dpsgd import train
+from privfed.training.loss import binary_cross_entropy, cross_entropy
+from privfed.training.mechanism import DpSgd
 from privfed.training.model import layout_of, mlp, values_of
+from privfed.training.randomness import _SeededRandomness
 from privfed.update import PlainVector
 
 NUMERIC_RANGE = (-4.0, 12.0)
+FRAUD_RANGE = (-20.0, 60.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +58,25 @@ class Table:
         labels = (rng.random(count) < 0.3).astype(np.int64)
         return cls(rows=rows, labels=labels, schema=TableSchema(columns=(*columns, *kinds)))
 
+    @classmethod
+    def fraud(cls, *, count: int = 5000, seed: int = 0) -> "Table":
+        """Fifty columns as `generate` makes them, but standardised, with one label in twenty that the columns depend on."""
+        rng = np.random.default_rng(seed)
+        labels = (rng.random(count) < 0.05).astype(np.int64)
+        values = rng.normal(size=(count, 20)) @ (np.eye(20) + 0.35 * rng.normal(size=(20, 20)))
+        values[:, :5] = np.exp(0.8 * values[:, :5])
+        values += labels[:, None] * 0.8 * rng.normal(size=20)
+        values = (values - values.mean(axis=0)) / values.std(axis=0)
+        blocks, sizes = [], (2, 3, 5, 8, 12)
+        for size in sizes:
+            kinds = [rng.choice(size, size=count, p=rng.dirichlet(np.ones(size))) for _ in range(2)]
+            blocks.append(np.eye(size)[np.where(labels == 1, kinds[1], kinds[0])])
+        rows = np.concatenate([values, *blocks], axis=1).astype(np.float32).astype(np.float64)
+        low, high = FRAUD_RANGE
+        columns = [Continuous(name=f"number {i}", low=low, high=high) for i in range(20)]
+        kinds = [OneHot(name=f"kind {i}", categories=tuple(map(str, range(size)))) for i, size in enumerate(sizes)]
+        return cls(rows=rows, labels=labels, schema=TableSchema(columns=(*columns, *kinds)))
+
     def batch(self, size: int, *, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Private rows and labels, out of the first 2000."""
         chosen = np.random.default_rng(seed).choice(2000, size=size, replace=False)
@@ -59,6 +86,10 @@ class Table:
     def public(self) -> NDArray[np.float64]:
         """Rows that the attacker has, none of them private."""
         return self.rows[2000:]
+
+    @property
+    def public_labels(self) -> NDArray[np.int64]:
+        return self.labels[2000:]
 
 
 def torch_optimizer(optimizer: Sgd | AdaptiveOptimizer, model: nn.Module) -> torch.optim.Optimizer:
@@ -103,6 +134,56 @@ def observe(
     training = TrainingFacts(optimizer=optimizer, loss=loss, steps=steps, batch_size=len(rows))
     seen = {"layout": layout_of(model), "model": before, "seen": change, "training": training}
     return Observation(**seen, activation=activation, schema=schema, **facts)
+
+
+def noised_round(
+    rows: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    schema: TableSchema,
+    *,
+    noise_multiplier: float,
+    max_grad_norm: float = 1.0,
+    model: nn.Module | None = None,
+    loss: BinaryLoss | SoftmaxLoss | None = None,
+    seed: int = 0,
+) -> Observation:
+    """One step of the product's own DP-SGD that visits all rows, on a fresh one-logit network unless another is given."""
+    torch.manual_seed(seed)
+    module = mlp(schema.width) if model is None else model
+    loss = BinaryLoss() if loss is None else loss
+    start, size = values_of(module), len(rows)
+    mechanism = DpSgd(
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=max_grad_norm,
+        sample_rate=1.0,
+        expected_batch_size=size,
+        steps=1,
+        learning_rate=0.1,
+    )
+    columns = tuple(f"c{i}" for i in range(schema.width))
+    samples = Samples(features=rows, labels=labels, groups=None, columns=columns)
+    per_sample = cross_entropy if isinstance(loss, SoftmaxLoss) else binary_cross_entropy
+    result = train(module, start, samples, mechanism=mechanism, loss=per_sample, randomness=_SeededRandomness(seed))
+    noise = GaussianNoise(noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm)
+    training = TrainingFacts(optimizer=Sgd(learning_rate=0.1), loss=loss, steps=1, batch_size=size, noise=noise)
+    facts = {"layout": start.layout, "model": start, "seen": result.update_values, "training": training}
+    return Observation(**facts, activation=Activation.RELU, schema=schema)
+
+
+@pytest.fixture(scope="session", name="noised_round")
+def noised_round_fixture() -> Callable[..., Observation]:
+    return noised_round
+
+
+@pytest.fixture(scope="session")
+def fraud_table() -> Table:
+    return Table.fraud()
+
+
+@pytest.fixture(scope="session")
+def fraud_prior(fraud_table: Table) -> Prior:
+    """What the attacker knows of the table: the public rows."""
+    return Prior(rows=fraud_table.public, labels=fraud_table.public_labels, schema=fraud_table.schema)
 
 
 @pytest.fixture(scope="session")

@@ -82,3 +82,25 @@ def test_samples_reach_a_spawned_process_unchanged():
     copy = pickle.loads(pickle.dumps(make()))
     assert np.array_equal(copy.features, make().features)
     assert np.array_equal(copy.groups, make().groups)
+
+
+def test_the_first_records_of_each_group_are_kept_in_the_order_of_the_table():
+    samples = Samples(features=np.arange(6)[:, None], labels=[0, 1, 2, 3, 4, 5], groups=[9, 4, 9, 9, 4, 1], columns=("place",))
+    assert samples.first_of_groups(1).labels.tolist() == [0, 1, 5]
+    assert samples.first_of_groups(2).labels.tolist() == [0, 1, 2, 4, 5]
+    assert samples.first_of_groups(3).groups.tolist() == [9, 4, 9, 9, 4, 1]
+
+
+def test_which_records_of_a_group_are_kept_does_not_depend_on_other_groups():
+    rng = np.random.default_rng(0)
+    samples = Samples(features=np.arange(200)[:, None], labels=np.arange(200), groups=rng.integers(0, 30, 200), columns=("place",))
+    kept = samples.first_of_groups(3)
+    for group in range(30):
+        without = samples.take(np.flatnonzero(samples.groups != group)).first_of_groups(3)
+        assert without.labels.tolist() == kept.take(np.flatnonzero(kept.groups != group)).labels.tolist()
+
+
+def test_records_without_groups_and_a_number_below_one_are_refused():
+    for samples, most in ((make(groups=None), 1), (make(), 0)):
+        with pytest.raises(ValueError, match="at least one record of each"):
+            samples.first_of_groups(most)

@@ -310,7 +310,7 @@ def test_sums_beside_other_events_cost_no_more_than_both_at_half_of_delta_and_no
 
 @pytest.mark.parametrize(("noise_multiplier", "count_noise"), [(1.0, 25.6), (1.1, 5.0), (4.0, 2.5)])
 def test_a_noised_sum_and_a_noised_count_cost_what_one_gaussian_costs(noise_multiplier: float, count_noise: float) -> None:
-    clipping = AdaptiveClipping(initial_norm=1.0, target_quantile=0.5, learning_rate=0.2, count_noise=count_noise, expected_batch_size=512)
+    clipping = AdaptiveClipping(initial_norm=1.0, target_quantile=0.5, learning_rate=0.2, count_noise=count_noise)
     event = clipping.event(noise_multiplier=noise_multiplier, sample_rate=0.01, steps=300)
     assert event.noise_multiplier > noise_multiplier
     assert epsilon([event], delta=1e-6) == pytest.approx(epsilon([records(noise_multiplier, 0.01, 300)], delta=1e-6), rel=1e-9)
@@ -322,7 +322,7 @@ def test_a_noised_sum_and_a_noised_count_cost_what_one_gaussian_costs(noise_mult
 
 def test_count_noise_of_a_twentieth_of_the_batch_adds_half_a_percent_to_the_noise_of_the_sum() -> None:
     # The recommendation of Andrew et al., 2021, section 3.1, at noise 1: (1 - 1 / (2 * 5)^2)^(-1/2).
-    clipping = AdaptiveClipping(initial_norm=1.0, target_quantile=0.5, learning_rate=0.2, count_noise=5.0, expected_batch_size=100)
+    clipping = AdaptiveClipping(initial_norm=1.0, target_quantile=0.5, learning_rate=0.2, count_noise=5.0)
     assert clipping.sum_noise_multiplier(1.0) == pytest.approx(1.00504, abs=1e-5)
 
 

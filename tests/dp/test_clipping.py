@@ -9,7 +9,7 @@ from privfed.dp.clipping import AdaptiveClipping
 
 def clipping(**changes: Any) -> AdaptiveClipping:
     usual: dict[str, Any] = {"initial_norm": 1.0, "target_quantile": 0.5, "learning_rate": 0.2, "count_noise": 10.0}
-    return AdaptiveClipping(**(usual | {"expected_batch_size": 500} | changes))
+    return AdaptiveClipping(**(usual | changes))
 
 
 @pytest.mark.parametrize("target", [0.3, 0.5, 0.8])
@@ -21,17 +21,18 @@ def test_the_norm_finds_the_quantile_of_the_gradients_from_both_sides(target: fl
         for _ in range(300):
             norms = rng.lognormal(0.5, 0.7, rng.poisson(500))
             count = np.where(norms <= norm, 0.5, -0.5).sum() + rng.normal(0, rule.count_noise)
-            norm = rule.next_norm(norm, noised_count=float(count))
+            norm = rule.next_norm(norm, noised_count=float(count), expected_batch_size=500)
         reached = np.mean(rng.lognormal(0.5, 0.7, 100_000) <= norm)
         assert reached == pytest.approx(target, abs=0.06)
 
 
 def test_a_step_moves_the_norm_by_what_the_paper_says_and_noise_cannot_move_it_further() -> None:
     rule = clipping(target_quantile=0.4)
-    assert rule.next_norm(2.0, noised_count=-150.0) == pytest.approx(2.0 * math.exp(-0.2 * (0.2 - 0.4)))
-    assert rule.next_norm(2.0, noised_count=1e9) == pytest.approx(2.0 * math.exp(-0.2 * 0.6))
-    assert rule.next_norm(2.0, noised_count=-1e9) == pytest.approx(2.0 * math.exp(0.2 * 0.4))
-    assert rule.next_norm(2.0, noised_count=0.0) == pytest.approx(2.0 * math.exp(-0.2 * 0.1))  # an empty batch counts as half
+    assert rule.next_norm(2.0, noised_count=-150.0, expected_batch_size=500) == pytest.approx(2.0 * math.exp(-0.2 * (0.2 - 0.4)))
+    assert rule.next_norm(2.0, noised_count=1e9, expected_batch_size=500) == pytest.approx(2.0 * math.exp(-0.2 * 0.6))
+    assert rule.next_norm(2.0, noised_count=-1e9, expected_batch_size=500) == pytest.approx(2.0 * math.exp(0.2 * 0.4))
+    # An empty batch counts as half.
+    assert rule.next_norm(2.0, noised_count=0.0, expected_batch_size=500) == pytest.approx(2.0 * math.exp(-0.2 * 0.1))
 
 
 def test_a_count_that_costs_as_much_as_everything_is_refused() -> None:
@@ -48,7 +49,6 @@ def test_a_count_that_costs_as_much_as_everything_is_refused() -> None:
         {"initial_norm": math.inf},
         {"learning_rate": -1.0},
         {"count_noise": math.nan},
-        {"expected_batch_size": 0},
         {"target_quantile": 0.0},
         {"target_quantile": 1.0},
     ],

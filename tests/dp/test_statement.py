@@ -107,6 +107,7 @@ def test_every_event_that_a_statement_can_hold_is_told() -> None:
     text = statement_of(TRAINING, capped, moving, HISTOGRAM).text()
     for words in ("at most 125 of at most 10000 records", "with adaptive clipping", "2 noisy sums over all records"):
         assert words in text
+    assert "clipped to a norm of its step, at most 1.5;" in text
     assert "a release without noise" in NOISELESS.text()
     assert "- nothing" in statement_of().text()
 

@@ -1,6 +1,6 @@
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -15,98 +15,25 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
-from privfed.data.samples import Samples
 from privfed.errors import LayoutMismatchError, UnsupportedDataError, UnsupportedModelError
 from privfed.training import bookkeeping, compiled, dpsgd, gradients
 from privfed.training.bookkeeping import BookKeeping
 from privfed.training.compiled import CompiledSum, compile_sum
 from privfed.training.dpsgd import check, train
-from privfed.training.gradients import ClippedGradients
+from privfed.training.gradients import ClippedGradients, ClippedSum
 from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import GRID_FRACTION, DpSgd, NonPrivate, TrainingMechanism
-from privfed.training.model import layout_of, mlp, values_of
+from privfed.training.model import layout_of, values_of
 from privfed.training.objective import Correction, FedProx
 from privfed.training.randomness import OperatingSystemRandomness, Randomness, _SeededRandomness
 from privfed.update import PlainVector
+from tests.training.steps import ONE_STEP, Counting, Silent, samples_of, seeded, table, update
 
 torch.set_num_threads(1)
 
-ONE_STEP = DpSgd(
-    noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1.0, expected_batch_size=1, steps=1, learning_rate=1.0, max_records=2000
-)
 NO_BATCH = replace(ONE_STEP, sample_rate=1e-15)
 NON_PRIVATE = NonPrivate(learning_rate=0.1, batch_size=8, steps=5, seed=0)
 FLOAT32 = 2.0**-24  # relative rounding error of one float32 operation
-
-
-class Silent(Randomness):
-    """No noise, and the given batches in turn: what is left of a step is what it takes from the data."""
-
-    private = False
-
-    def __init__(self, *batches: Sequence[int]) -> None:
-        self.batches = list(batches)
-
-    def _stream(self, count: int) -> bytes:
-        raise NotImplementedError
-
-    def normal(self, count: int) -> NDArray[np.float64]:
-        return np.zeros(count)
-
-    def poisson_batches(self, records: int, *, sample_rate: float, steps: int) -> Iterator[NDArray[np.int64]]:
-        for _ in range(steps):
-            yield np.array(self.batches.pop(0) if self.batches else range(records), dtype=np.int64)
-
-
-class Counting(Randomness):
-    """The operating system's randomness, with the sizes of its batches and the number of its noise draws written down."""
-
-    private = False
-
-    def __init__(self) -> None:
-        self.batch_sizes: list[int] = []
-        self.noise_draws = 0
-        self.source = OperatingSystemRandomness()
-
-    def _stream(self, count: int) -> bytes:
-        return self.source._stream(count)
-
-    def normal(self, count: int) -> NDArray[np.float64]:
-        self.noise_draws += 1
-        return super().normal(count)
-
-    def poisson_batches(self, records: int, *, sample_rate: float, steps: int) -> Iterator[NDArray[np.int64]]:
-        for batch in super().poisson_batches(records, sample_rate=sample_rate, steps=steps):
-            self.batch_sizes.append(len(batch))
-            yield batch
-
-
-def samples_of(features: NDArray[np.float64], labels: NDArray[np.int64]) -> Samples:
-    return Samples(features=features, labels=labels, groups=None, columns=tuple(f"column_{i}" for i in range(features.shape[1])))
-
-
-def table(records: int = 40, *, columns: int = 4) -> Samples:
-    features = np.random.default_rng(0).normal(size=(records, columns))
-    return samples_of(features, (features.sum(axis=1) > 1).astype(np.int64))
-
-
-def seeded(module_seed: int, inputs: int, *, hidden: tuple[int, ...] = (6,), outputs: int = 1) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(module_seed)
-        return mlp(inputs, hidden=hidden, outputs=outputs)
-
-
-def update(
-    module: nn.Module,
-    samples: Samples,
-    mechanism: TrainingMechanism,
-    *,
-    loss: PerSampleLoss = binary_cross_entropy,
-    correction: Correction | None = None,
-    randomness: Randomness | None = None,
-) -> NDArray[np.float64]:
-    result = train(module, values_of(module), samples, mechanism=mechanism, loss=loss, correction=correction, randomness=randomness)
-    return result.update_values.values
 
 
 def compile_whatever_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,24 +330,30 @@ def half_the_noise(optimizer: dpsgd._NoisingOptimizer) -> None:
     optimizer.noise_multiplier = noise_multiplier
 
 
-def no_clipping(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, int]:
-    return gradients.of_records(features, labels).double().sum(dim=0), 0
+def scaled_sum(rows: torch.Tensor, factors: torch.Tensor) -> ClippedSum:
+    return ClippedSum(factors @ rows, rows.norm(dim=1), 0)
 
 
-def clipping_the_batch(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, int]:
-    total, _ = no_clipping(gradients, features, labels)
-    return total * (gradients.max_grad_norm * len(features) / total.norm()).clamp(max=1.0), 0
-
-
-def clipping_to_another_norm(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, int]:
+def no_clipping(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
     rows = gradients.of_records(features, labels).double()
-    return 1.5 * (gradients.max_grad_norm / rows.norm(dim=1).clamp(min=gradients.max_grad_norm)) @ rows, 0
+    return scaled_sum(rows, torch.ones(len(rows), dtype=torch.float64))
 
 
-def division_by_the_actual_size(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, int]:
+def clipping_the_batch(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
+    rows = gradients.of_records(features, labels).double()
+    factor = (gradients.max_grad_norm * len(features) / rows.sum(dim=0).norm()).clamp(max=1.0)
+    return scaled_sum(rows, factor.expand(len(rows)))
+
+
+def clipping_to_another_norm(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
+    rows = gradients.of_records(features, labels).double()
+    return scaled_sum(rows, 1.5 * gradients.max_grad_norm / rows.norm(dim=1).clamp(min=gradients.max_grad_norm))
+
+
+def division_by_the_actual_size(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
     rows = gradients.of_records(features, labels).double()
     factors = gradients.max_grad_norm / rows.norm(dim=1).clamp(min=gradients.max_grad_norm)
-    return len(CROWD) / len(features) * factors @ rows, 0
+    return scaled_sum(rows, len(CROWD) / len(features) * factors)
 
 
 BUGS = {
@@ -493,6 +426,15 @@ def test_exactly_the_charged_number_of_steps_is_executed_through_empty_batches(p
     assert 0 in counting.batch_sizes
     assert max(counting.batch_sizes) > 0
     assert counting.noise_draws == len(counting.batch_sizes) == result.steps == mechanism.event().steps == 60
+
+
+def test_batches_are_drawn_at_the_rate_that_is_charged() -> None:
+    counting = Counting()
+    mechanism = replace(ONE_STEP, sample_rate=0.3, expected_batch_size=12, steps=400, max_records=40)
+    update(seeded(1, 4), table(), mechanism, randomness=counting)
+    error = math.sqrt(0.3 * 0.7 / (400 * 40))
+    rate = float(np.mean(counting.batch_sizes)) / 40
+    assert abs(rate - mechanism.event().sample_rate) < 5 * error < 0.3 / 10
 
 
 def test_an_exception_in_a_step_comes_out_and_no_more_steps_are_executed_than_were_charged() -> None:

@@ -91,9 +91,9 @@ LINEAR: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("module", LINEAR.values(), ids=LINEAR.keys())
 def test_book_keeping_equals_hooks_to_1e_6_on_the_noiseless_sum(module: Callable[[], nn.Module], bound: float) -> None:
     features, labels = records(300)
-    *ours, (theirs, _) = (source.sum(features, labels) for source in ways(module, loss=cross_entropy, max_grad_norm=bound))
+    *ours, theirs = (source.sum(features, labels).values for source in ways(module, loss=cross_entropy, max_grad_norm=bound))
     assert float(theirs.norm()) > 0
-    for total, _ in ours:
+    for total in ours:
         assert float((total - theirs).norm()) <= 1e-6 * float(theirs.norm())
 
 
@@ -101,7 +101,7 @@ def test_book_keeping_equals_hooks_for_a_yes_or_no_label_and_for_a_single_record
     for count in (1, 64):
         features, labels = records(count)
         sources = ways(lambda: mlp(4, hidden=(128, 64)), loss=binary_cross_entropy, max_grad_norm=0.1)
-        *ours, theirs = (source.sum(features, labels)[0] for source in sources)
+        *ours, theirs = (source.sum(features, labels).values for source in sources)
         assert len(ours) == 3
         for total in ours:
             assert float((total - theirs).norm()) <= 1e-6 * float(theirs.norm())
@@ -124,15 +124,31 @@ def test_the_gradients_of_records_are_those_of_each_record_alone(module: Callabl
 def test_the_sum_is_that_of_the_gradients_each_scaled_down_to_the_bound(count: int, bound: float, scale: float) -> None:
     features, labels = records(count)
     for source in ways(LINEAR["network"], loss=cross_entropy, max_grad_norm=bound):
-        total, zeroed = source.sum(scale * features, labels)
+        clipped = source.sum(scale * features, labels)
+        total = clipped.values
         assert total.dtype == torch.float64
-        assert zeroed == 0
+        assert clipped.zeroed == 0
+        assert len(clipped.norms) == count
         if not count:
             assert not total.any()
             continue
         rows = source.of_records(scale * features, labels).double()
+        assert clipped.norms.tolist() == pytest.approx(rows.norm(dim=1).tolist(), rel=1e-6)
         expected = (bound / rows.norm(dim=1).clamp(min=bound)) @ rows
         assert float((total - expected).norm()) <= 1e-6 * max(float(expected.norm()), bound)
+
+
+def test_every_way_clips_to_the_bound_as_it_is_changed() -> None:
+    features, labels = records(20)
+    for before, after in zip(
+        ways(LINEAR["network"], loss=cross_entropy, max_grad_norm=0.5),
+        ways(LINEAR["network"], loss=cross_entropy, max_grad_norm=0.2),
+        strict=True,
+    ):
+        expected = after.sum(features, labels).values
+        assert float((before.sum(features, labels).values - expected).norm()) > 0.1 * float(expected.norm())
+        before.max_grad_norm = 0.2
+        assert torch.equal(before.sum(features, labels).values, expected)
 
 
 def test_no_factor_lets_a_gradient_exceed_the_bound_and_none_makes_one_longer() -> None:
@@ -160,10 +176,10 @@ def test_broken_records_are_zeroed_and_counted_and_leave_the_others_alone_on_bot
     broken[7, 1] = math.inf
     sound = [index for index in range(12) if index not in (3, 7)]
     for source in ways(LINEAR["network"], loss=cross_entropy, max_grad_norm=0.5):
-        total, zeroed = source.sum(broken, labels)
-        expected, none = source.sum(features[sound], labels[sound])
-        assert (zeroed, none) == (2, 0)
-        assert total.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+        whole, expected = source.sum(broken, labels), source.sum(features[sound], labels[sound])
+        assert (whole.zeroed, expected.zeroed) == (2, 0)
+        assert whole.values.tolist() == pytest.approx(expected.values.tolist(), abs=1e-6)
+        assert [index for index in range(12) if not whole.norms[index]] == [3, 7]
 
 
 def test_a_product_beyond_float32_counts_as_zero_although_book_keeping_never_writes_it_down() -> None:
@@ -179,9 +195,9 @@ def test_a_product_beyond_float32_counts_as_zero_although_book_keeping_never_wri
     # The derivatives are 500 and the inputs finite; only their product overflows.
     features, labels = torch.tensor([[1e35], [1e36]]), torch.zeros(2, dtype=torch.int64)
     for source in ways(Steep, loss=binary_cross_entropy, max_grad_norm=1.0, columns=1):
-        total, zeroed = source.sum(features, labels)
-        assert zeroed == 1
-        assert total.tolist() == pytest.approx([1.0])
+        clipped = source.sum(features, labels)
+        assert clipped.zeroed == 1
+        assert clipped.values.tolist() == pytest.approx([1.0])
 
 
 # ---------------------------------------------------------------- passes
@@ -190,22 +206,23 @@ def test_a_product_beyond_float32_counts_as_zero_although_book_keeping_never_wri
 def test_a_large_batch_takes_several_passes_and_gives_the_sum_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = records(301)
     for source in ways(LINEAR["network"], loss=cross_entropy, max_grad_norm=0.5):
-        expected, _ = source.sum(features, labels)
+        expected = source.sum(features, labels)
         seen: list[int] = []
         add = source._add
         with monkeypatch.context() as patch:
             patch.setattr(gradients_module, "_NUMBERS_PER_PASS", 64 * source.numbers_per_record)
             patch.setattr(source, "_add", lambda features, *rest, add=add, seen=seen: (seen.append(len(features)), add(features, *rest))[1])
-            total, _ = source.sum(features, labels)
+            several = source.sum(features, labels)
         assert seen == [61, 60, 60, 60, 60]
-        assert float((total - expected).norm()) <= 1e-6 * float(expected.norm())
+        assert float((several.values - expected.values).norm()) <= 1e-6 * float(expected.values.norm())
+        assert several.norms.tolist() == pytest.approx(expected.norms.tolist(), rel=1e-6)
 
 
 def test_a_pass_holds_no_more_than_its_share_of_numbers_and_at_least_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = records(10_000)
     for source in ways(LINEAR["network"], loss=cross_entropy, max_grad_norm=0.5):
         seen: list[int] = []
-        monkeypatch.setattr(source, "_add", lambda features, *_, seen=seen: seen.append(len(features)) or 0)
+        monkeypatch.setattr(source, "_add", lambda features, *_, seen=seen: (torch.zeros(0), seen.append(len(features)) or 0))
         source.sum(features, labels)
         assert max(seen) * source.numbers_per_record <= gradients_module._NUMBERS_PER_PASS
         assert max(seen) <= 4096
@@ -342,7 +359,7 @@ def test_the_cheapest_way_is_chosen_by_the_structure_of_the_model_and_gives_each
         rows.append(torch.cat([part.reshape(-1) for part in torch.autograd.grad(loss, list(trainable_parameters(plain).values()))]))
     alone = torch.stack(rows).double()
     expected = clip_factors(alone.norm(dim=1), max_grad_norm=0.3) @ alone
-    assert float((source.sum(features, labels)[0] - expected).norm()) <= 1e-6 * float(expected.norm())
+    assert float((source.sum(features, labels).values - expected).norm()) <= 1e-6 * float(expected.norm())
 
 
 @pytest.mark.parametrize("behaviour", ["twice", "not at all", "fewer rows", "more dimensions"])

@@ -14,6 +14,7 @@ from privfed.training.loss import (
     binary_cross_entropy,
     check_loss,
     cross_entropy,
+    derivative_of,
     perturbed_copy,
     synthetic_records,
     unchecked,
@@ -212,3 +213,26 @@ def test_an_unchecked_loss_is_the_same_loss_for_labels_that_it_takes_and_keeps_i
 def test_a_loss_from_elsewhere_is_not_touched_by_unchecking() -> None:
     loss = nn.BCEWithLogitsLoss(reduction="none")
     assert unchecked(loss) is loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [
+        (binary_cross_entropy, (6,)),
+        (binary_cross_entropy, (6, 1)),
+        (BinaryCrossEntropy(positive_weight=7.0), (6, 1)),
+        (cross_entropy, (6, 3)),
+        (lambda outputs, labels: 2 * cross_entropy(outputs, labels), (6, 3)),
+    ],
+    ids=["binary", "binary column", "weighted", "classes", "foreign"],
+)
+def test_the_derivative_of_a_loss_is_that_of_torch(loss: PerSampleLoss, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs = (
+        torch.randn(shape, generator=generator) * torch.tensor([0.1, 1, 10, 50, 90, 1e3]).view(6, *[1] * (len(shape) - 1))
+    ).requires_grad_()
+    labels = torch.tensor([0, 1, 1, 0, 1, 0])
+    expected = torch.autograd.grad(loss(outputs, labels).sum(), outputs)[0]
+    found = derivative_of(loss)(outputs.detach(), labels)
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max()) <= 8 * 2**-24 * float(expected.abs().max())

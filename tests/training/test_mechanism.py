@@ -1,14 +1,18 @@
+import itertools
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from privfed.dp.mechanism import NonPrivateRelease, PoissonSampledGaussian
+from privfed.dp.accounting import epsilon
+from privfed.dp.clipping import AdaptiveClipping
+from privfed.dp.mechanism import Budget, NonPrivateRelease, PoissonSampledGaussian
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingResult
 from privfed.update import Layout, PlainVector
 
 DP_SGD = DpSgd(noise_multiplier=1.1, max_grad_norm=0.5, sample_rate=0.01, expected_batch_size=256, steps=100, learning_rate=0.1)
+CLIPPING = AdaptiveClipping(initial_norm=0.25, target_quantile=0.5, learning_rate=0.2, count_noise=10.0)
 NON_PRIVATE = NonPrivate(learning_rate=0.1, batch_size=32, steps=10, seed=0)
 
 
@@ -19,7 +23,7 @@ def test_dp_sgd_refuses_numbers_that_are_not_positive_and_finite(name: str, bad:
         replace(DP_SGD, **{name: bad})
 
 
-@pytest.mark.parametrize("name", ["expected_batch_size", "steps", "max_records"])
+@pytest.mark.parametrize("name", ["expected_batch_size", "steps", "max_records", "batch_capacity", "records_per_customer"])
 @pytest.mark.parametrize("bad", [0, -1, 1.5])
 def test_dp_sgd_refuses_counts_below_one_and_fractions(name: str, bad: float) -> None:
     with pytest.raises(ValueError, match=f"expected {name}"):
@@ -44,6 +48,32 @@ def test_non_private_refuses_numbers_out_of_range(name: str, bad: float) -> None
 def test_the_events_state_what_is_executed() -> None:
     assert DP_SGD.event() == PoissonSampledGaussian(noise_multiplier=1.1, sample_rate=0.01, steps=100)
     assert NON_PRIVATE.event() == NonPrivateRelease()
+
+
+def test_variants_of_dp_sgd_that_were_not_proved_together_are_refused() -> None:
+    variants = {"batch_capacity": 300, "records_per_customer": 2, "adaptive_clipping": CLIPPING}
+    for one, other in itertools.combinations(variants, 2):
+        with pytest.raises(ValueError, match=f"got {one} and {other}"):
+            replace(DP_SGD, **{name: variants[name] for name in (one, other)})
+        assert replace(DP_SGD, **{one: variants[one]}).event() != DP_SGD.event()
+
+
+def test_adaptive_clipping_must_begin_within_its_bound_and_leave_something_for_the_sum() -> None:
+    with pytest.raises(ValueError, match="initial_norm to be at most max_grad_norm"):
+        replace(DP_SGD, adaptive_clipping=replace(CLIPPING, initial_norm=0.51))
+    with pytest.raises(ValueError, match="count_noise above half"):
+        replace(DP_SGD, adaptive_clipping=replace(CLIPPING, count_noise=0.5))
+    assert replace(DP_SGD, adaptive_clipping=CLIPPING).initial_norm == 0.25
+    assert DP_SGD.initial_norm == 0.5
+
+
+@pytest.mark.parametrize("variant", [{}, {"batch_capacity": 300}, {"records_per_customer": 2}, {"adaptive_clipping": CLIPPING}])
+def test_a_mechanism_for_a_budget_spends_just_less_than_it_in_every_variant(variant: dict[str, object]) -> None:
+    budget = Budget(epsilon=3.0, delta=1e-5)
+    mechanism = DpSgd.for_budget(budget, rounds=10, max_records=20_000, expected_batch_size=256, steps=20, learning_rate=0.5, **variant)
+    spent = epsilon([mechanism.event()] * 10, delta=1e-5)
+    assert 0.99 * 3.0 <= spent <= 3.0
+    assert all(getattr(mechanism, name) == value for name, value in variant.items())
 
 
 def test_the_record_limit_follows_from_the_declared_batch_size_and_rate() -> None:

@@ -1,6 +1,8 @@
+import itertools
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -231,6 +233,20 @@ def test_a_rate_of_one_takes_every_record_and_a_tiny_rate_none() -> None:
     assert batch(randomness, 7, sample_rate=1.0).tolist() == list(range(7))
     for rate in (1e-15, 5e-324):
         assert len(batch(randomness, 100, sample_rate=rate)) == 0
+
+
+def test_every_subset_is_as_likely_as_every_other_and_the_test_rejects_the_first_indices() -> None:
+    indices, subsets = np.array([2, 3, 5, 8, 13]), list(itertools.combinations((2, 3, 5, 8, 13), 2))
+
+    def p_value(drawn: Iterable[NDArray[np.int64]]) -> float:
+        counted = Counter(tuple(subset.tolist()) for subset in drawn)
+        assert set(counted) <= set(subsets)  # sorted, none twice
+        return float(stats.chisquare([counted[subset] for subset in subsets]).pvalue)
+
+    randomness = OperatingSystemRandomness()
+    assert p_value(randomness.subset(indices, 2) for _ in range(4000)) > SURE
+    assert p_value(indices[:2] for _ in range(4000)) < SURE
+    assert randomness.subset(indices, 5).tolist() == indices.tolist()
 
 
 def test_sampling_draws_again_when_the_first_gaps_do_not_reach_the_end() -> None:
