@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -11,21 +12,24 @@ import pytest
 from privfed.attacks.adversary import CLIENT_WITH_SERVER, KEY_HOLDER, OTHER_CLIENT, OUTSIDER, SERVER
 from privfed.attacks.analytic import analytic
 from privfed.attacks.facts import BinaryLoss, SoftmaxLoss
-from privfed.attacks.labels import LabelCount
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
-from privfed.audit import suite
+from privfed.attacks.scoring import interval
+from privfed.audit.background import Background, Pulls
 from privfed.audit.canaries import Canaries, transaction_schema
-from privfed.audit.findings import Audit, Finding, Measured, strongest
+from privfed.audit.example import Example
+from privfed.audit.findings import TELLING, Audit, Finding, Measured, Verdict, strongest
 from privfed.audit.rounds import Setting, audited_setting, control_setting, facts
 from privfed.audit.run import run_audit
-from privfed.audit.suite import SUITE, Background, Baseline, LabelAttack, RowAttack, Score
+from privfed.audit.suite import SUITE, TOLERANCE, Baseline, LabelAttack, RowAttack, Score
 from privfed.consortium import Consortium, Plaintext
-from privfed.data.paysim import NOBAL, PRE, RAW, features
+from privfed.data.paysim import NOBAL, PRE, RAW, features, money_of
 from privfed.data.transactions import generate_transactions
+from privfed.dp.clipping import AdaptiveClipping
 from privfed.errors import UnsupportedModelError
 from privfed.he.params import CkksParams
 from privfed.training.loss import BinaryCrossEntropy, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate
+from privfed.training.model import mlp
 from tests.consortia import COLUMNS, OPEN, PRIVATE, SCHEMA, consortium, network
 
 Make = Callable[..., Consortium]
@@ -242,6 +246,15 @@ def test_the_client_with_the_least_noise_decides_what_is_audited(make: Make) -> 
     assert isinstance(audited_setting(make(training=[PRIVATE, OPEN, PRIVATE]), rows=4).training, NonPrivate)
 
 
+def test_a_step_with_a_fixed_norm_stands_for_one_whose_clipping_adapts_and_for_capped_batches_and_customers(make: Make) -> None:
+    clipping = AdaptiveClipping(initial_norm=0.5 * PRIVATE.max_grad_norm, target_quantile=0.5, learning_rate=0.2, count_noise=10.0)
+    plain = audited_setting(make(), rows=4).training
+    adaptive = audited_setting(make(training=[replace(PRIVATE, adaptive_clipping=clipping)] * 3), rows=4).training
+    assert adaptive == replace(plain, max_grad_norm=0.5 * PRIVATE.max_grad_norm)
+    for variant in ({"batch_capacity": 1000}, {"records_per_customer": 2}):
+        assert audited_setting(make(training=[replace(PRIVATE, **variant)] * 3), rows=4).training == plain
+
+
 def test_settings_say_what_protects_them() -> None:
     assert Setting(training=PRIVATE, encrypted=True).protection == "encrypted, DP-SGD with noise multiplier 1"
     control = control_setting(CkksParams.standard(bound=0.5), rows=4, encrypted=False)
@@ -319,8 +332,8 @@ def test_the_transaction_schema_holds_what_the_features_are(feature_set: Any) ->
 # -- scoring of the suite -----------------------------------------------------------------------------------------------------
 
 
-def background(*, mean_prediction: float = 0.5) -> Background:
-    return Background(pool=Canaries.draw(SCHEMA, count=500, rng=np.random.default_rng(7)), mean_prediction=mean_prediction)
+def background() -> Background:
+    return Background(pool=Canaries.draw(SCHEMA, count=500, rng=np.random.default_rng(7)), pulls=None)
 
 
 def test_a_perfect_reading_scores_one_and_its_example_is_all_right() -> None:
@@ -359,18 +372,147 @@ def test_the_label_count_is_right_or_wrong() -> None:
         assert 0 <= score.baseline[Baseline.MARGINAL] <= 1
 
 
-@pytest.mark.parametrize(("positives", "standard_error", "expected"), [(3.2, 0.0, 3), (0.1, 0.0, 0), (900.0, 5000.0, 2), (900.0, 1.0, 4)])
-def test_the_label_count_weighs_what_was_read_against_the_prevalence(
-    monkeypatch: pytest.MonkeyPatch, positives: float, standard_error: float, expected: int
+@pytest.mark.parametrize(("noise_multiplier", "exact"), [(1e-3, True), (100.0, False)])
+def test_labels_are_counted_under_clipping_and_where_noise_hides_them_the_most_frequent_number_is_said(
+    make: Make, noise_multiplier: float, exact: bool
 ) -> None:
-    """Half of the pool is positive, so that under much noise the most probable count of 4 records is 2."""
-    count = LabelCount(positives=positives, records=4, standard_error=standard_error, seconds=0.0)
-    monkeypatch.setattr(suite, "label_count", lambda observation, mean_prediction: count)
-    observation: Any = None
-    assert LabelAttack().run(observation, background()) == expected
+    training = replace(PRIVATE, noise_multiplier=noise_multiplier)
+    banks = make(training=training, epsilon=1e15, loss=BinaryCrossEntropy(positive_weight=20.0))
+    audit = run_audit(banks, network(), schema=SCHEMA, repeats=5, attacks=[LabelAttack()], rng=np.random.default_rng(4))
+    (finding,) = audit.of(CLIENT_WITH_SERVER.name)
+    outcome = measured(finding)
+    # Half of the pool is positive, so that of four records two are positive most often.
+    assert outcome.score.mean == (1.0 if exact else outcome.baselines[Baseline.MEAN])
+    assert outcome.baselines[Baseline.MEAN] < 1.0
+
+
+def test_pulls_are_gradients_of_single_records_cut_down_to_the_norm() -> None:
+    made_up = Canaries.draw(SCHEMA, count=30, rng=np.random.default_rng(7))
+    pulls = Pulls.of(network(), loss=BinaryCrossEntropy(positive_weight=20.0), pool=made_up)
+    assert pulls is not None
+    assert pulls.bias.shape == pulls.norm.shape == (2, 30)
+    assert (pulls.bias[0] > 0).all()
+    assert np.allclose(pulls.bias[1], -20.0 * (1.0 - pulls.bias[0]), rtol=1e-5)
+    assert (pulls.norm >= np.abs(pulls.bias)).all()
+    mean, variance = pulls.moments(math.inf)
+    assert mean == pytest.approx(pulls.bias.mean(axis=1))
+    assert variance == pytest.approx(pulls.bias.var(axis=1))
+    clipped, _ = pulls.moments(0.01)
+    assert (np.abs(clipped) <= 0.01).all()
+    assert clipped == pytest.approx((0.01 * pulls.bias / pulls.norm).mean(axis=1))
+
+
+def test_labels_of_a_model_with_several_outputs_are_not_counted() -> None:
+    model = mlp(SCHEMA.width, hidden=(8,), outputs=2)
+    assert Pulls.of(model, loss=cross_entropy, pool=Canaries.draw(SCHEMA, count=3, rng=np.random.default_rng(0))) is None
 
 
 def test_labels_are_counted_exactly_where_nothing_hides_them(private_audit: Audit) -> None:
     counts = [measured(finding) for finding in private_audit.controls if finding.attack == LabelAttack().name]
     assert len(counts) == 6
     assert all(outcome.score.mean == 1.0 for outcome in counts)
+
+
+# -- compared with guessing ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "certified", "expected"),
+    [
+        (1e-9, 0.1, 0.0, Verdict.BETTER),
+        (0.0, TELLING + 1e-9, 0.0, Verdict.UNDECIDED),
+        (-1.0, 1.0, 0.0, Verdict.UNDECIDED),
+        (-0.3, TELLING, 0.0, Verdict.NO_BETTER),
+        (0.0, 0.0, 0.0, Verdict.NO_BETTER),
+        (-0.3, -1e-9, 0.0, Verdict.WORSE),
+        (-0.3, -0.1, 0.25, Verdict.BETTER),
+    ],
+)
+def test_the_verdict_follows_from_the_interval_of_the_gain_and_from_certificates(
+    private_audit: Audit, low: float, high: float, certified: float, expected: Verdict
+) -> None:
+    finding = private_audit.shown(CLIENT_WITH_SERVER.name)
+    outcome = measured(finding)
+    changed = replace(finding, outcome=replace(outcome, gain=replace(outcome.gain, low=low, high=high), certified=certified))
+    assert changed.verdict is expected
+    assert changed.reads_records is (expected is Verdict.BETTER)
+    assert changed.to_json()["verdict"] == expected.value
+    counts = replace(changed, outcome=replace(measured(changed), example=None))
+    assert not counts.reads_records
+    assert private_audit.of(SERVER.name)[0].verdict is None
+
+
+def test_the_gain_is_the_mean_difference_from_the_stronger_baseline(private_audit: Audit) -> None:
+    for finding in private_audit.findings:
+        if isinstance(outcome := finding.outcome, Measured):
+            assert outcome.gain.mean == pytest.approx(outcome.score.mean - outcome.baseline)
+            assert outcome.baseline == max(outcome.baselines.values())
+
+
+def test_the_risk_is_shared_out_among_the_audited_comparisons(private_audit: Audit) -> None:
+    audited = [measured(finding) for finding in private_audit.audited if finding.verdict]
+    assert len(audited) == 9
+    assert {outcome.gain.level for outcome in audited} == {1 - 0.05 / 9}
+    assert {measured(finding).gain.level for finding in private_audit.controls} == {0.95}
+
+
+def test_audits_of_guessers_rarely_say_that_one_is_better() -> None:
+    """600 audits of nine guessers: a family-wise error of 2.5 % on this side is 15 of them, and 35 are five standard errors more."""
+    rng = np.random.default_rng(6)
+    alarms, careless = 0, 0
+    for _ in range(600):
+        gains = rng.normal(scale=0.05, size=(9, 8))
+        alarms += any(interval(list(gain), level=1 - 0.05 / 9).low > 0 for gain in gains)
+        careless += any(interval(list(gain), level=0.95).low > 0 for gain in gains)
+    assert alarms <= 35 < careless
+
+
+def test_a_party_is_shown_by_what_it_read_even_if_that_is_no_record(private_audit: Audit) -> None:
+    counting = next(f for f in private_audit.of(CLIENT_WITH_SERVER.name) if f.attack == SUITE[2].name)
+    outcome = measured(counting)
+    better = replace(counting, outcome=replace(outcome, gain=replace(outcome.gain, low=0.1, high=0.4)))
+    findings = tuple(better if finding is counting else finding for finding in private_audit.findings)
+    audit = replace(private_audit, findings=findings)
+    assert audit.shown(CLIENT_WITH_SERVER.name) is better
+    assert better in audit.better_than_guessing
+    assert strongest(audit.of(CLIENT_WITH_SERVER.name)) is not better
+
+
+def test_false_certificates_are_told(private_audit: Audit) -> None:
+    control = private_audit.control_of(SERVER.name)
+    assert control is not None
+    assert "false" not in control.sentence()
+    wrong = replace(control, outcome=replace(measured(control), false_certificates=2))
+    assert wrong.sentence().endswith("; 2 certificates were false")
+
+
+# -- what is shown of records -------------------------------------------------------------------------------------------------
+
+
+def test_money_and_hours_are_shown_as_people_read_them() -> None:
+    schema = transaction_schema(PRE)
+    made_up = Canaries.draw(schema, count=40, rng=np.random.default_rng(0))
+    found = Reconstruction(rows=made_up.rows, certified=np.zeros(40, dtype=np.bool_), confidence=np.ones(40), certificate="", seconds=0.0)
+    example = Example.of(found, made_up, made_up.rows, tolerance=TOLERANCE)
+    assert example.columns == ("type", "hour", "amount", "oldbalanceOrg", "oldbalanceDest")
+    hours = [row[1] for row in example.truth]
+    assert all(re.fullmatch(r"([01]\d|2[0-3]):00", hour) for hour in hours)
+    assert len(set(hours)) > 10
+    for row, texts in zip(made_up.rows, example.truth, strict=True):
+        angle = int(texts[1][:2]) * math.tau / 24
+        assert row[-5:-3] == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-6)
+        amount = money_of(row[-3])
+        assert texts[2] == (f"{amount:,.2f}" if amount < 100 else f"{amount:,.0f}")
+    assert all(all(row) for row in example.right)
+
+
+def test_an_hour_is_right_if_its_sine_and_its_cosine_are_and_money_stays_in_its_range() -> None:
+    schema = transaction_schema(NOBAL)
+    truth = Canaries.draw(schema, count=1, rng=np.random.default_rng(1))
+    said = truth.rows.copy()
+    said[0, -2] += 0.5
+    said[0, -1] = 50.0
+    found = Reconstruction(rows=said, certified=np.array([False]), confidence=np.ones(1), certificate="", seconds=0.0)
+    example = Example.of(found, truth, truth.rows, tolerance=TOLERANCE)
+    assert example.right == ((True, False, False),)
+    assert example.said[0][2] == "1,000,000,000"

@@ -27,6 +27,7 @@ MEASURED = Measured(
     baseline=1 / 3,
     stronger=Baseline.MEAN,
     baselines={Baseline.MEAN: 1 / 3, Baseline.MARGINAL: 0.25},
+    gain=Interval(mean=-1 / 3, low=-0.5, high=0.25, level=0.995, repeats=2),
     advantage=-math.inf,
     certified=0.5,
     false_certificates=1,

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from privfed.audit.findings import Audit
 from privfed.cli import app
 from privfed.data.paysim import NOBAL
 from privfed.data.transactions import generate_transactions
+from privfed.dp.clipping import AdaptiveClipping
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import PoissonSampledGaussian
 from privfed.errors import LedgerError, UnsupportedDataError
@@ -202,3 +204,22 @@ def test_a_ledger_that_was_charged_since_is_refused(private_run: Path, tmp_path:
         ledger.reserve(PoissonSampledGaussian(noise_multiplier=50.0, sample_rate=0.01, steps=1), session=b"later", round=0, attempt=0)
     with pytest.raises(LedgerError, match="nothing was done"):
         SavedRun.load(folder).statements()
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"batch_capacity": 300},
+        {"records_per_customer": 2},
+        {"adaptive_clipping": AdaptiveClipping(initial_norm=0.1, target_quantile=0.5, learning_rate=0.2, count_noise=20.0)},
+    ],
+    ids=lambda variant: next(iter(variant)),
+)
+def test_every_variant_of_training_is_read_as_it_was_written(private_run: Path, tmp_path: Path, variant: dict[str, object]) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(private_run, folder)
+    history = json.loads((folder / "history.json").read_text())
+    training = replace(SavedRun.load(folder).history.training["bank_1"], **variant)
+    history["banks"][0]["training"] = asdict(training)
+    (folder / "history.json").write_text(json.dumps(history))
+    assert SavedRun.load(folder).history.training["bank_1"] == training

@@ -1,7 +1,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -12,21 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privfed.audit.canaries import Canaries, transaction_schema
-from privfed.audit.findings import Audit
+from privfed.audit.canaries import Canaries
+from privfed.audit.findings import Audit, Finding, Measured, Verdict
 from privfed.audit.run import run_audit
-from privfed.audit.suite import _texts
+from privfed.audit.suite import SUITE
 from privfed.consortium import Consortium, Plaintext
-from privfed.data.paysim import PRE, money_of
+from privfed.dp.clipping import AdaptiveClipping
 from privfed.dp.statement import PrivacyStatement
 from privfed.engines.local import simulate
 from privfed.history import History
+from privfed.report.advice import advice
 from privfed.report.checks import Check
 from privfed.report.figures import Line, compact, line_chart, nice_ceiling, strip
 from privfed.report.glossary import GLOSSARY
 from privfed.report.model import Report
-from privfed.report.summary import Exposure, advice, exposed, headlines
-from privfed.report.tables import examples
+from privfed.report.promises import common
+from privfed.report.summary import Exposure, Point, best_guess, certainty, exposed, readers, verdict
+from privfed.report.tables import Held, compared, examples, finding_tone, gain_words, holdings, traffic
+from privfed.report.tone import Tone
 from privfed.report.write import html, markdown, write_report
 from privfed.round import Stage
 from privfed.training.mechanism import DpSgd
@@ -159,78 +162,6 @@ def test_tables_in_markdown_keep_their_columns_whatever_is_in_the_cells(report: 
     assert rows > 60
     assert [line for before, line in pairwise(page.splitlines()) if line.startswith("#") and before] == []
     assert "\n\n\n" not in page
-
-
-def test_the_first_page_says_who_can_read_what_how_sure_and_what_would_help(report: Report) -> None:
-    _, text = parsed(html(report))
-    assert "The server and an outsider on the network can read nothing: only ciphertext, without the key." in text
-    assert "The weakest point is another client together with the server" in text
-    assert "With the protection taken away, the same attacks had" in text
-    assert "certified exact" in text
-    assert "Let a party run the server that no client controls." in text
-    assert text.index("In short") < text.index("Who can read what") < text.index("What would help") < text.index("attack by attack")
-
-
-def test_exposure_follows_from_the_trust_mode_and_the_noise(report: Report, bare: Report) -> None:
-    rows = {row.party: row for row in exposed(report)}
-    assert [row.exposure for row in rows.values()] == [Exposure.CIPHERTEXT] * 2 + [Exposure.NOISED] * 3
-    assert [row.holds_key for row in rows.values()] == [False, False, True, True, True]
-    assert rows["the server"].evidence.startswith("nothing to attack: only ciphertext")
-    assert "certified exact" in rows["the server"].control
-    clear = {row.party: row for row in exposed(bare)}
-    assert set(clear) == {"the server", "whoever opens the sum", "another client"}
-    assert {row.exposure for row in clear.values()} == {Exposure.CLEAR}
-    assert {row.bound for row in clear.values()} == {"nothing"}
-    assert {row.evidence for row in clear.values()} == {"not audited"}
-
-
-def test_seeded_noise_is_reported_as_no_noise(report: Report) -> None:
-    seeded = replace(report, history=replace(report.history, private=False))
-    assert Exposure.NOISED not in {row.exposure for row in exposed(seeded)}
-    assert any("No differential privacy is claimed" in line for line in headlines(seeded))
-    assert any("Train with differential privacy" in line for line in advice(seeded))
-
-
-def test_a_run_without_protection_is_told_what_would_help(bare: Report) -> None:
-    lines = advice(bare)
-    assert lines[0].startswith("Encrypt.")
-    assert lines[1].startswith("Train with differential privacy")
-    assert any("No attack was tried" in line for line in headlines(bare))
-
-
-def test_attacks_that_never_succeed_are_no_evidence(report: Report) -> None:
-    assert report.audit is not None
-    useless = replace(report.audit, findings=report.audit.audited)
-    broken = replace(report, audit=useless)
-    assert any("the audit says nothing about this model" in line for line in headlines(broken))
-    assert [check.holds for check in broken.checks if "attacks of the audit" in check.claim] == [False]
-    assert "here they do NOT" in html(broken)
-
-
-def test_a_claim_that_fails_is_on_the_first_page(report: Report) -> None:
-    failing = Check(claim="The moon is made of cheese.", evidence="it was looked at", holds=False)
-    lines = headlines(replace(report, further_checks=(failing,)))
-    assert "A claim did NOT stand its test: The moon is made of cheese." in lines
-    assert not any("stood their test" in line for line in lines)
-
-
-def test_what_was_not_tested_is_not_said_to_hold() -> None:
-    assert [Check(claim="", evidence="", holds=holds).verdict for holds in (True, False, None)] == ["holds", "does not hold", "not tested"]
-
-
-def test_checks_recompute_what_they_claim(report: Report) -> None:
-    assert all(check.holds for check in report.checks)
-    history = report.history
-    over = replace(report, history=replace(history, budget=dict.fromkeys(history.budget, 0.1)))
-    assert [check.claim for check in over.checks if check.holds is False] == ["No client spent more than its privacy budget."]
-    off = tuple(replace(summary, grid_error_max=3) for summary in history.rounds)
-    changed = replace(report, history=replace(history, rounds=off))
-    assert [check.claim for check in changed.checks if check.holds is False] == ["Encryption did not change the result."]
-    lonely = replace(history.rounds[0], record=replace(history.rounds[0].record, coefficients={"bank_0": 9, "bank_1": 1}))
-    few = replace(report, history=replace(history, rounds=(lonely,)))
-    assert few.checks[0].holds is False
-    unknown = replace(report, history=replace(history, rounds=(replace(history.rounds[0], grid_error_max=None),)))
-    assert [check.holds for check in unknown.checks if check.claim.startswith("Encryption")] == [None]
 
 
 def test_faults_are_told_with_their_rounds(report: Report, bare: Report) -> None:
@@ -376,17 +307,6 @@ def test_the_top_of_an_axis_is_round_and_not_below_the_value(value: float) -> No
     assert len(compact(top)) <= 6
 
 
-def test_a_delta_that_would_allow_giving_records_away_fails_on_the_first_page(report: Report) -> None:
-    claim = "Delta is so small that giving away a whole record would break the promise, at every client."
-    (held,) = [check for check in report.checks if check.claim == claim]
-    assert held.holds
-    careless = replace(report, history=replace(report.history, delta=dict(report.history.delta) | {"bank_2": 0.01}))
-    (failed,) = [check for check in careless.checks if check.claim == claim]
-    assert failed.holds is False
-    assert "6.4 at most, at bank_2" in failed.evidence  # 640 records at most, by a delta of 0.01
-    assert any(claim in line and "NOT" in line for line in headlines(careless))
-
-
 def test_a_spent_budget_is_said_where_it_is_spent_and_is_no_advice(report: Report) -> None:
     history = report.history
     spent = replace(report, history=replace(history, budget=dict.fromkeys(history.budget, 1.05 * max(history.epsilon.values()))))
@@ -394,16 +314,6 @@ def test_a_spent_budget_is_said_where_it_is_spent_and_is_no_advice(report: Repor
     assert words in parsed(html(spent))[1]
     assert words not in parsed(html(report))[1]
     assert advice(spent) == advice(report)
-
-
-@pytest.mark.parametrize(("fewest", "left"), [(2, "the update of the other one"), (3, "a sum of 2"), (4, "a sum of 3")])
-def test_advice_counts_the_clients_that_there_were(report: Report, fewest: int, left: str) -> None:
-    summary = report.history.rounds[0]
-    record = replace(summary.record, coefficients={f"bank_{index}": 1 for index in range(fewest)})
-    small = replace(report, history=replace(report.history, rounds=(replace(summary, record=record),)))
-    (line,) = [line for line in advice(small) if "Take in more clients" in line]
-    assert f"of {fewest} clients" in line
-    assert line.endswith(f"is left with {left}.")
 
 
 def test_a_cell_that_was_read_looks_like_danger_and_one_that_was_missed_does_not(report: Report) -> None:
@@ -421,16 +331,429 @@ def test_a_cell_that_was_read_looks_like_danger_and_one_that_was_missed_does_not
 
 def test_every_word_that_is_explained_is_used(report: Report) -> None:
     text = parsed(html(report))[1]
-    start = text.index("Words")
+    start = text.rindex(" Words ")
     for word, meaning in GLOSSARY:
         assert meaning in text[start:]
         assert any(part.strip().lower() in text[:start].lower() for part in word.split(",")), word
 
 
-def test_sums_of_money_are_shown_as_money() -> None:
-    schema = transaction_schema(PRE)
-    canaries = Canaries.draw(schema, count=4, rng=np.random.default_rng(0))
-    amount = _texts(canaries.rows[0], canaries)[-3]
-    expected = money_of(canaries.rows[0][-3])
-    assert amount == f"{expected:,.0f}"
-    assert "." not in amount
+def test_a_report_says_how_batches_customers_and_clipping_were_bounded(report: Report) -> None:
+    (name, training), *_ = report.history.training.items()
+    assert isinstance(training, DpSgd)
+    clipping = AdaptiveClipping(initial_norm=0.5, target_quantile=0.5, learning_rate=0.2, count_noise=20.0)
+    for variant, words in (
+        ({"batch_capacity": 300}, "at most 300 records per step"),
+        ({"records_per_customer": 2}, "at most 2 records per customer"),
+        ({"adaptive_clipping": clipping}, "clipping norm adaptive, at most"),
+    ):
+        changed = replace(report.history, training={**report.history.training, name: replace(training, **variant)})
+        assert words not in html(report)
+        assert words in html(replace(report, history=changed))
+
+
+# -- the first page -----------------------------------------------------------------------------------------------------------
+
+
+def judged(report: Report, wanted: Callable[[Finding], Verdict]) -> Report:
+    """The report of an audit whose audited findings compare with guessing as is wanted."""
+    ends = {Verdict.BETTER: (0.1, 0.3), Verdict.UNDECIDED: (-0.3, 0.3), Verdict.NO_BETTER: (-0.1, 0.1), Verdict.WORSE: (-0.3, -0.1)}
+    assert report.audit is not None
+    findings: list[Finding] = []
+    for finding in report.audit.findings:
+        outcome = finding.outcome
+        if isinstance(outcome, Measured) and not finding.control:
+            low, high = ends[wanted(finding)]
+            gain = replace(outcome.gain, mean=(low + high) / 2, low=low, high=high)
+            findings.append(replace(finding, outcome=replace(outcome, gain=gain, certified=0.0)))
+            assert findings[-1].verdict is wanted(finding)
+        else:
+            findings.append(finding)
+    return replace(report, audit=replace(report.audit, findings=tuple(findings)))
+
+
+def calm(report: Report) -> Report:
+    return judged(report, lambda finding: Verdict.NO_BETTER)
+
+
+def spending(report: Report, epsilon: float) -> Report:
+    """The report of a run in which every client spent as much."""
+    history = report.history
+    rounds = tuple(replace(summary, epsilon=dict.fromkeys(summary.epsilon, epsilon)) for summary in history.rounds)
+    return replace(report, history=replace(history, rounds=rounds, budget=dict.fromkeys(history.budget, 1e6)), statements=())
+
+
+def with_coefficients(report: Report, *coefficients: int) -> Report:
+    (summary, *_) = report.history.rounds
+    record = replace(summary.record, coefficients={f"bank_{index}": number for index, number in enumerate(coefficients)})
+    return replace(report, history=replace(report.history, rounds=(replace(summary, record=record),)))
+
+
+def leads(points: Iterable[Point]) -> list[str]:
+    return [point.lead for point in points]
+
+
+def test_the_first_page_says_who_can_read_what_how_sure_and_what_to_do(report: Report) -> None:
+    _, text = parsed(html(calm(report)))
+    assert "The server and an outsider on the network: nothing: it is ciphertext to them." in text
+    assert (
+        "Another client together with the server: every client's update, with the clients' noise in it. This is the weakest point." in text
+    )
+    assert "With the protection taken away:" in text
+    assert "records certified" in text
+    assert "Keep the server apart from the clients." in text
+    order = ["No attack read a record.", "Who can read what", "How sure that is", "What to do", "Party by party", "Attack by attack"]
+    assert [text.index(words) for words in order] == sorted(text.index(words) for words in order)
+
+
+def test_a_record_that_was_read_is_the_first_thing_that_is_said_and_the_run_is_to_stop(report: Report) -> None:
+    read = judged(report, lambda finding: Verdict.BETTER if finding.attack == SUITE[1].name else Verdict.UNDECIDED)
+    assert (verdict(read).tone, verdict(read).lead) == (Tone.DANGER, "Records were read under the protection in use")
+    assert leads(advice(read))[0] == "Stop here."
+    assert "Audit with more batches." not in leads(advice(read))
+    assert "at most" not in certainty(read)[0].text
+    assert '<div class="verdict danger">' in html(read)
+
+
+@pytest.mark.parametrize("how", [Verdict.NO_BETTER, Verdict.WORSE, Verdict.UNDECIDED])
+def test_nobody_is_told_to_stop_where_nothing_was_read_above_guessing(report: Report, how: Verdict) -> None:
+    assert "Stop here." not in leads(advice(judged(report, lambda finding: how)))
+    labels = judged(report, lambda finding: Verdict.BETTER if finding.attack == SUITE[2].name else how)
+    assert "Stop here." not in leads(advice(labels))
+    assert verdict(labels).tone is not Tone.DANGER
+
+
+def test_labels_that_were_counted_are_told_apart_from_records(report: Report) -> None:
+    labels = judged(report, lambda finding: Verdict.BETTER if finding.attack == SUITE[2].name else Verdict.NO_BETTER)
+    assert verdict(labels).tone is Tone.CAUTION
+    assert "learned something about many of them" in verdict(labels).lead
+    assert leads(advice(labels))[0] == "Ask whether labels may be counted."
+    assert "of batches counted exactly" in verdict(labels).text
+
+
+def test_an_audit_that_cannot_tell_says_so(report: Report) -> None:
+    undecided = judged(report, lambda finding: Verdict.UNDECIDED)
+    assert (verdict(undecided).tone, verdict(undecided).lead) == (Tone.CAUTION, "The audit is too small to tell")
+    assert "2 batches are too few" in verdict(undecided).text
+    assert leads(advice(undecided))[0] == "Audit with more batches."
+    labels = judged(report, lambda finding: Verdict.UNDECIDED if finding.attack == SUITE[2].name else Verdict.NO_BETTER)
+    assert verdict(labels).tone is Tone.CALM
+    assert "Not decided, in 2 batches: number of positive labels." in verdict(labels).text
+
+
+def test_the_largest_gain_that_is_not_excluded_is_on_the_first_page(report: Report) -> None:
+    assert "a gain of at most 10 points (95% confidence)" in certainty(calm(report))[0].text
+    one = judged(report, lambda finding: Verdict.UNDECIDED if finding.attack == SUITE[1].name else Verdict.NO_BETTER)
+    assert "a gain of at most 30 points (95% confidence)" in certainty(one)[0].text
+
+
+def test_exposure_follows_from_the_trust_mode_and_the_noise(report: Report, bare: Report) -> None:
+    rows = {row.party: row for row in exposed(report)}
+    assert [row.exposure for row in rows.values()] == [Exposure.CIPHERTEXT] * 2 + [Exposure.NOISED] * 3
+    assert [row.holds_key for row in rows.values()] == [False, False, True, True, True]
+    server = rows["the server"]
+    assert server.finding is not None
+    assert server.control is not None
+    assert server.finding.sentence().startswith("nothing to attack: only ciphertext")
+    assert "certified" in server.control.sentence()
+    clear = {row.party: row for row in exposed(bare)}
+    assert set(clear) == {"the server", "whoever opens the sum", "another client"}
+    assert {row.exposure for row in clear.values()} == {Exposure.CLEAR}
+    assert {row.finding for row in clear.values()} == {None}
+    assert "not audited" in parsed(html(bare))[1]
+
+
+def test_parties_that_see_the_same_are_told_together_and_the_weakest_last(report: Report, bare: Report) -> None:
+    assert leads(readers(report)) == [
+        "The server and an outsider on the network",
+        "Whoever opens the sum",
+        "Another client",
+        "Another client together with the server",
+    ]
+    assert leads(readers(bare))[-1] == "The server"
+    for points in (readers(report), readers(bare)):
+        assert [point.text.endswith("This is the weakest point.") for point in points] == [False] * (len(points) - 1) + [True]
+
+
+def test_seeded_noise_is_reported_as_no_noise(report: Report) -> None:
+    seeded = replace(calm(report), history=replace(report.history, private=False))
+    assert Exposure.NOISED not in {row.exposure for row in exposed(seeded)}
+    assert verdict(seeded).lead == "No differential privacy is claimed for this run"
+    assert certainty(seeded)[1].text.startswith("None:")
+    assert "Draw the noise from the operating system." in leads(advice(seeded))
+    assert "Train with differential privacy." not in leads(advice(seeded))
+    assert "98.2%" not in html(seeded)
+
+
+def test_a_run_without_protection_is_told_what_would_help(bare: Report) -> None:
+    assert leads(advice(bare)) == ["Encrypt.", "Train with differential privacy.", "Have it attacked.", "Take in more clients."]
+    assert "No client adds noise" in advice(bare)[1].text
+    assert verdict(bare).tone is Tone.DANGER
+
+
+def test_a_single_client_without_noise_is_named(report: Report) -> None:
+    mixed = replace(report.history, training={**report.history.training, "bank_2": OPEN}, private=False)
+    (point,) = [point for point in advice(replace(report, history=mixed)) if point.lead == "Train with differential privacy."]
+    assert point.text.startswith("No noise is added by bank_2,")
+
+
+def test_a_run_that_was_not_attacked_says_so(report: Report) -> None:
+    alone = replace(report, audit=None)
+    assert verdict(alone).lead == "No attack was tried on this run"
+    assert "Have it attacked." in leads(advice(alone))
+    assert "measured" not in certainty(alone)[1].text
+
+
+def test_attacks_that_never_succeed_are_no_evidence(report: Report) -> None:
+    assert report.audit is not None
+    useless = replace(report.audit, findings=calm(report).audit.audited)  # type: ignore[union-attr]
+    broken = replace(report, audit=useless)
+    assert verdict(broken).lead == "The audit says nothing about this model"
+    assert "says nothing about this model" in certainty(broken)[0].text
+    assert [check.holds for check in broken.checks if "attacks of the audit" in check.claim] == [False]
+    assert "they do NOT" in html(broken)
+
+
+def test_a_claim_that_fails_is_on_the_first_page(report: Report) -> None:
+    failing = Check(claim="The moon is made of cheese.", evidence="it was looked at", holds=False)
+    failed = replace(calm(report), further_checks=(failing,))
+    assert (verdict(failed).tone, verdict(failed).lead) == (Tone.DANGER, "Not all that is claimed holds")
+    assert "The moon is made of cheese." in verdict(failed).text
+    assert "do NOT hold: The moon is made of cheese." in certainty(failed)[2].text
+    assert leads(advice(failed))[0] == "Find out why a claim fails."
+
+
+def test_what_was_not_tested_is_not_said_to_hold(report: Report) -> None:
+    assert [Check(claim="", evidence="", holds=holds).verdict for holds in (True, False, None)] == ["holds", "does not hold", "not tested"]
+    point = certainty(replace(report, further_checks=(Check(claim="c", evidence="e", holds=None),)))[2]
+    assert (point.tone, point.text) == (Tone.CAUTION, "6 of 7 that are listed below hold. 1 could not be tested.")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "share", "tone", "words"),
+    [
+        (0.5, "62.2%", Tone.CALM, "That is strong"),
+        (4.0, "98.2%", Tone.CAUTION, "limits the best-informed attack without ruling it out"),
+        (20.0, "over 99.9%", Tone.DANGER, "rules out nearly nothing"),
+    ],
+)
+def test_what_an_epsilon_means_is_said_beside_a_coin(report: Report, epsilon: float, share: str, tone: Tone, words: str) -> None:
+    spend_less = tone is not Tone.CALM
+    spent = spending(calm(report), epsilon)
+    promise = certainty(spent)[1]
+    assert promise.tone is tone
+    assert f"{share} of the time at most; a coin is right 50%" in promise.text
+    assert words in promise.text
+    assert ("Strong would be epsilon 1, and 73.1%" in promise.text) is spend_less
+    assert ("Spend less privacy." in leads(advice(spent))) is spend_less
+    assert verdict(spent).tone is (Tone.CAUTION if tone is Tone.DANGER else Tone.CALM)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_the_best_guess_is_that_of_the_statement(report: Report, epsilon: float) -> None:
+    # The posterior at even odds of the two-point mechanism that is just (epsilon, delta)-private.
+    keep = math.exp(epsilon) / (1 + math.exp(epsilon))
+    assert best_guess(epsilon, 1e-5) == f"{1e-5 + (1 - 1e-5) * keep:.1%}"
+    for statement in report.statements:
+        assert best_guess(statement.epsilon, statement.delta) == f"{statement.best_guess:.1%}"
+
+
+def test_promises_to_customers_are_not_said_to_be_about_records(report: Report) -> None:
+    history = report.history
+    training = {name: replace(how, records_per_customer=2) for name, how in history.training.items() if isinstance(how, DpSgd)}
+    customers = replace(report, history=replace(history, training=training))
+    assert "whether a given customer was used" in certainty(customers)[1].text
+    assert "whether a given record was used" in certainty(report)[1].text
+    assert "Right about one customer, at most" in parsed(html(customers))[1]
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "words"),
+    [
+        ((1, 1), "of 2 clients: a client that takes its own update out of it is left with the update of the other one."),
+        ((1, 1, 1), "of 3 clients: a client that takes its own update out of it is left with a sum of 2."),
+        ((1, 1, 1, 0), "of 3 clients: a client that takes its own update out of it is left with a sum of 2."),
+        ((1, 1, 1, 1), "of 4 clients: a client that takes its own update out of it is left with a sum of 3."),
+        ((7,), "of 1 client: it is that client's update."),
+    ],
+)
+def test_advice_counts_the_clients_that_there_were(report: Report, coefficients: tuple[int, ...], words: str) -> None:
+    (point,) = [point for point in advice(with_coefficients(report, *coefficients)) if point.lead == "Take in more clients."]
+    assert words in point.text
+
+
+def test_ten_clients_are_enough_unless_one_of_them_weighs_nearly_all(report: Report) -> None:
+    even = leads(advice(with_coefficients(report, *[1] * 10)))
+    assert "Take in more clients." not in even
+    assert "Even out the weights." not in even
+    skewed = advice(with_coefficients(report, 50, *[1] * 9))
+    (point,) = [point for point in skewed if point.lead == "Even out the weights."]
+    assert "of 10 clients, is worth one of 1.4 with equal weight" in point.text
+    assert "Take in more clients." not in leads(skewed)
+
+
+def test_faults_are_advised_about_and_clients_keep_the_names_they_have(report: Report) -> None:
+    (summary, *_) = report.history.rounds
+    refused = replace(summary, record=replace(summary.record, refused=("bank_2",)))
+    points = {point.lead: point.text for point in advice(replace(report, history=replace(report.history, rounds=(refused,))))}
+    assert "every round of bank_2, which sat out" in points["Plan the budget for all rounds."]
+    points = {point.lead: point.text for point in advice(report)}
+    assert points["Find out why rounds failed."].startswith("1 round was not held. Nothing was opened")
+    assert "from bank_3 in some rounds" in points["Look after clients that fall silent."]
+    assert "Plan the budget for all rounds." not in points
+    calm_run = replace(report, history=replace(report.history, failed=(), rounds=report.history.rounds[:1]))
+    assert not {"Find out why rounds failed.", "Look after clients that fall silent."} & set(leads(advice(calm_run)))
+
+
+def test_a_budget_without_a_limit_is_advised_against(report: Report) -> None:
+    assert "Set a budget." not in leads(advice(report))
+    history = report.history
+    unlimited = replace(report, history=replace(history, budget={**history.budget, "bank_1": math.inf}))
+    (point,) = [point for point in advice(unlimited) if point.lead == "Set a budget."]
+    assert "the epsilon of bank_1 from growing" in point.text
+    assert "no limit" in parsed(html(unlimited))[1]
+    assert json.dumps(unlimited.to_json(), allow_nan=False)
+
+
+# -- claims -------------------------------------------------------------------------------------------------------------------
+
+
+def test_checks_recompute_what_they_claim(report: Report) -> None:
+    assert all(check.holds for check in report.checks)
+    history = report.history
+    over = replace(report, history=replace(history, budget=dict.fromkeys(history.budget, 0.1)))
+    assert [check.claim for check in over.checks if check.holds is False] == ["No client spent more than its privacy budget."]
+    off = tuple(replace(summary, grid_error_max=3) for summary in history.rounds)
+    changed = replace(report, history=replace(history, rounds=off))
+    assert [check.claim for check in changed.checks if check.holds is False] == ["Decryption gave exactly the sum of what was encrypted."]
+    few = with_coefficients(report, 9, 1)
+    assert few.checks[0].holds is False
+    unknown = replace(report, history=replace(history, rounds=(replace(history.rounds[0], grid_error_max=None),)))
+    assert [check.holds for check in unknown.checks if check.claim.startswith("Decryption")] == [None]
+
+
+def test_a_delta_that_would_allow_giving_records_away_fails_on_the_first_page(report: Report) -> None:
+    claim = "Delta is below one over the number of records, at every client."
+    (held,) = [check for check in report.checks if check.claim == claim]
+    assert held.holds
+    for delta, shown in ((0.01, "6.4"), (1 / 640, "1")):
+        careless = replace(calm(report), history=replace(report.history, delta=dict(report.history.delta) | {"bank_2": delta}))
+        (failed,) = [check for check in careless.checks if check.claim == claim]
+        assert failed.holds is False
+        assert f"closest at bank_2: delta {delta:g} times at most 640 records is {shown}, and has to be below 1" in failed.evidence
+        assert claim in verdict(careless).text
+    just = replace(report, history=replace(report.history, delta=dict(report.history.delta) | {"bank_2": 0.999 / 640}))
+    assert all(check.holds for check in just.checks)
+
+
+def test_every_statement_is_in_one_claim_with_its_own_numbers(report: Report) -> None:
+    (check,) = [check for check in report.checks if check.claim.startswith("Every stated epsilon")]
+    for statement in report.statements:
+        assert f"{statement.population} {statement.epsilon:.3f} (stated {statement.epsilon:.3f})" in check.evidence
+    assert not [check for check in replace(report, statements=()).checks if check.claim.startswith("Every stated epsilon")]
+
+
+# -- tables -------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_audited_finding_stands_beside_its_control(report: Report) -> None:
+    audit = report.audit
+    assert audit is not None
+    parties = compared(audit)
+    assert [party.name for party in parties] == [*audit.parties, "the server of a run without encryption"]
+    shown = [row for party in parties for row in party.rows]
+    assert {id(row.audited) for row in shown if row.audited} == {id(finding) for finding in audit.audited}
+    assert sorted(id(row.control) for row in shown if row.control) == sorted(id(finding) for finding in audit.controls)
+    for row in shown:
+        assert {finding.attack for finding in (row.audited, row.control) if finding} == {row.attack}
+    assert [bool(party.nothing) for party in parties] == [True, True, False, False, False, False]
+    assert compared(None) == ()
+
+
+def test_the_gain_is_told_within_what_is_possible(report: Report) -> None:
+    assert report.audit is not None
+    finding = next(finding for finding in calm(report).audit.audited if finding.verdict)  # type: ignore[union-attr]
+    outcome = finding.outcome
+    assert isinstance(outcome, Measured)
+
+    def told(low: float, high: float, certified: float = 0.0) -> str:
+        gain = replace(outcome.gain, low=low, high=high)
+        return gain_words(replace(finding, outcome=replace(outcome, gain=gain, baseline=0.3, certified=certified)))
+
+    assert told(-0.05, 0.004) == "no better than guessing (-5 to 0 points)"
+    assert told(-0.9, 0.9) == "too few batches to tell (-30 to +70 points)"
+    assert told(0.0, 0.0) == "the same as guessing"
+    assert told(-0.2, -0.1) == "worse than guessing (-20 to -10 points)"
+    assert told(0.25, 0.5) == "better than guessing (+25 to +50 points)"
+    assert told(-0.1, 0.1, certified=0.5) == "better than guessing (it certified records)"
+    assert gain_words(report.audit.of("the server")[0]) == ""
+
+
+def test_danger_is_for_records_that_were_read(report: Report) -> None:
+    def tones(attack: int, how: Verdict) -> set[Tone | None]:
+        audit = judged(report, lambda finding: how).audit
+        assert audit is not None
+        return {finding_tone(finding) for finding in audit.audited if finding.attack == SUITE[attack].name and finding.verdict}
+
+    assert [tones(1, how) for how in Verdict] == [{Tone.DANGER}, {Tone.CAUTION}, {Tone.CALM}, {Tone.CALM}]
+    assert [tones(2, how) for how in Verdict] == [{Tone.CAUTION}, {Tone.CAUTION}, {Tone.CALM}, {Tone.CALM}]
+
+
+def test_no_tone_is_told_by_colour_alone(report: Report) -> None:
+    page = html(report)
+    told = re.findall(r'<span class="(?:badge|sign|held) (calm|caution|danger)"[^>]*>(.)', page)
+    assert len(told) > 30
+    assert all(sign == Tone[style.upper()].value for style, sign in told)
+
+
+def test_holdings_are_a_column_per_party_and_tell_what_is_of_each_client_once(report: Report) -> None:
+    audit = report.audit
+    assert audit is not None
+    things = {thing.what: dict(zip(audit.holdings, thing.by, strict=True)) for thing in holdings(audit)}
+    update = things["encrypted update of each client"]
+    size = next(held.size for held in audit.holdings["the server"] if held.what == "encrypted update of canary_1")
+    assert update["the server"] == Held(form="sealed", size=f"3 times {size:,}", tone=Tone.CALM)
+    assert update["another client together with the server"] == Held(form="can open", size=f"3 times {size:,}", tone=Tone.CAUTION)
+    assert update["another client"] is None
+    assert {who for who, held in things["the key of the round"].items() if held} == set(audit.holdings) - {
+        "the server",
+        "an outsider on the network",
+    }
+    for name, held in audit.holdings.items():
+        shown = [things[what][name] for what in things]
+        assert sum(int(cell.size.partition(" times ")[0]) if "times" in cell.size else 1 for cell in shown if cell) == len(held)
+
+
+def test_what_statements_have_in_common_is_said_once_and_the_rest_in_full(report: Report) -> None:
+    assert {part.name for part in common(report.statements)} >= {"Protected", "Released", "Not covered"}
+    page = parsed(html(report))[1]
+    visible = page[: page.index("The whole statement of")]
+    assert visible.count(report.statements[0].not_covered[0]) == 1
+    other = replace(report.statements[0], released=("something else",))
+    assert "Released" not in {part.name for part in common((other, *report.statements[1:]))}
+    assert common(()) == ()
+    values = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert [PrivacyStatement.from_json(json.dumps(statement)) for statement in values["statements"]] == list(report.statements)
+
+
+def test_what_travelled_is_told_in_bytes(report: Report, bare: Report) -> None:
+    assert f"({report.history.bytes_up_per_parameter:.2f} per weight of the model)" in traffic(report.history)
+    assert traffic(bare.history) == ""
+
+
+def test_the_json_file_has_the_first_page_in_words(report: Report, tmp_path: Path) -> None:
+    path = write_report(report.history, tmp_path / "report.html", audit=report.audit, statements=report.statements)
+    values = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    assert values["verdict"] == {"tone": verdict(report).tone.style, "lead": verdict(report).lead, "text": verdict(report).text}
+    assert [point["lead"] for point in values["what_to_do"]] == leads(advice(report))
+    assert len(values["who_can_read_what"]) == 4
+    assert len(values["how_sure"]) == 3
+
+
+def test_a_page_for_paper_is_light_and_a_page_at_night_dark(report: Report) -> None:
+    page = html(report)
+    assert "prefers-color-scheme: dark" in page
+    paper = page[page.index("@media print") :]
+    assert "--paper: #ffffff" in paper
+    assert "break-inside: avoid" in paper
+    assert all('aria-label="' in svg for svg in re.findall(r"<svg[^>]*>", page))
+    assert not re.search(r'aria-label=""', page)

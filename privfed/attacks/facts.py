@@ -14,6 +14,8 @@ class Scale(Enum):
 
     AS_IT_IS = "as it is"
     MONEY = "a sum of money, as privfed.data.paysim.features scales it"
+    HOUR_SINE = "the sine of the hour of the day; the next column is its cosine"
+    HOUR_COSINE = "the cosine of the hour of the day; the column before is its sine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class Canaries:
 
     @classmethod
     def draw(cls, schema: TableSchema, *, count: int, rng: np.random.Generator) -> "Canaries":
-        """Draws records: numbers evenly from their ranges, labels from a coin, and categories evenly.
+        """Draws records: numbers evenly from their ranges, hours of the day, labels from a coin, and categories evenly.
 
         As far as there are enough categories, no two successive records share one: an attack that tells rows apart by their categories
         (as certificates do) is not to fail for want of luck.
@@ -42,6 +42,10 @@ class Canaries:
             size = block.stop - block.start
             shuffled = np.concatenate([rng.permutation(size) for _ in range(-(-count // size))])
             rows[:, block] = np.eye(size)[shuffled[:count]]
+        numbers = [column for column in schema.columns if isinstance(column, Continuous)]
+        for sine in (start for column, start in zip(numbers, schema.continuous, strict=True) if column.scale is Scale.HOUR_SINE):
+            angle = rng.integers(24, size=count) * (2 * np.pi / 24)
+            rows[:, sine], rows[:, sine + 1] = np.sin(angle), np.cos(angle)
         labels = rng.integers(2, size=count)
         return cls(rows=rows.astype(np.float32).astype(np.float64), labels=labels, schema=schema)
 
@@ -67,6 +71,7 @@ def transaction_schema(feature_set: FeatureSet) -> TableSchema:
         >>> transaction_schema(PRE).width == len(PRE.columns)
         True
     """
-    hours = [Continuous(name=name, low=-1.0, high=1.0) for name in ("hour_sin", "hour_cos")]
+    scales = {"hour_sin": Scale.HOUR_SINE, "hour_cos": Scale.HOUR_COSINE}
+    hours = [Continuous(name=name, low=-1.0, high=1.0, scale=scale) for name, scale in scales.items()]
     money = [Continuous(name=name, low=-MONEY_SPAN, high=MONEY_SPAN, scale=Scale.MONEY) for name in feature_set.money]
     return TableSchema(columns=(OneHot(name="type", categories=TYPES), *hours, *money))

@@ -3,11 +3,25 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 
 from privfed.attacks.adversary import Adversary, Holding
 from privfed.attacks.observation import NotApplicable
 from privfed.attacks.scoring import Interval
-from privfed.audit.suite import Baseline, Example
+from privfed.audit.example import Example
+from privfed.audit.suite import Baseline
+
+TELLING = 0.2
+"""A gain over guessing that would matter. An audit that cannot exclude as much has not decided."""
+
+
+class Verdict(Enum):
+    """How an attack compares with guessing. The value says it in words."""
+
+    BETTER = "better than guessing"
+    UNDECIDED = "too few batches to tell"
+    NO_BETTER = "no better than guessing"
+    WORSE = "worse than guessing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +33,8 @@ class Measured:
         baseline: What the stronger baseline reaches; where the attack said nothing, it spoke.
         stronger: Which baseline that is.
         baselines: What each reaches.
+        gain: Score minus baseline of the same batch, from -1 to 1. The confidence level of its interval is 95 %, for audited findings
+            all together: where attacks only guess, about one audit in forty says that some attack does better.
         advantage: Share of what guessing leaves open that the attack gets: 1 everything, 0 no better than guessing.
         certified: Mean number of rows per batch that the attack certified to be exact, false ones not counted.
         false_certificates: Certified rows of all batches that were none.
@@ -30,11 +46,21 @@ class Measured:
     baseline: float
     stronger: Baseline
     baselines: Mapping[Baseline, float]
+    gain: Interval
     advantage: float
     certified: float
     false_certificates: int
     rows: int
     example: Example | None = field(repr=False)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Better than guessing if something was certified or the interval of the gain is above zero, no better if it excludes `TELLING`."""
+        if self.certified or self.gain.low > 0:
+            return Verdict.BETTER
+        if self.gain.high > TELLING:
+            return Verdict.UNDECIDED
+        return Verdict.WORSE if self.gain.high < 0 else Verdict.NO_BETTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +94,24 @@ class Finding:
             if self.bytes_seen is not None:
                 return f"nothing to attack: only ciphertext ({self.bytes_seen:,} bytes)"
             return str(outcome)
-        certified = f"; {outcome.certified:.1f} of {outcome.rows} records certified exact" if outcome.certified else ""
-        return f"{outcome.score.mean:.0%} {self.measure} (guessing: {outcome.baseline:.0%}){certified}"
+        certified = f"; {outcome.certified:.1f} of {outcome.rows} records certified" if outcome.certified else ""
+        false = f"; {outcome.false_certificates} certificates were false" if outcome.false_certificates else ""
+        return f"{outcome.score.mean:.0%} {self.measure} (guessing: {outcome.baseline:.0%}){certified}{false}"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the attack compares with guessing; None without a score."""
+        return self.outcome.verdict if isinstance(self.outcome, Measured) else None
+
+    @property
+    def reads_records(self) -> bool:
+        """Whether the attack was better than guessing at what single records are, not at how many there are of a kind."""
+        return self.about_records and self.verdict is Verdict.BETTER
+
+    @property
+    def about_records(self) -> bool:
+        """Whether the attack had something to say about single records."""
+        return isinstance(self.outcome, Measured) and self.outcome.example is not None
 
     def to_json(self) -> dict[str, object]:
         """The finding as JSON values; a score that does not exist is null."""
@@ -86,8 +128,9 @@ class Finding:
             "bytes_of_ciphertext": self.bytes_seen,
         }
         if isinstance(outcome, NotApplicable):
-            empty = ("score", "interval", "repeats", "baseline", "baselines", "advantage", "certified", "false_certificates", "rows")
-            return {**values, "reason": outcome.reason, **dict.fromkeys(empty)}
+            empty = ("score", "interval", "repeats", "baseline", "baselines", "gain", "verdict", "advantage")
+            none = dict.fromkeys((*empty, "certified", "false_certificates", "rows"))
+            return {**values, "reason": outcome.reason, **none}
         return {
             **values,
             "reason": None,
@@ -96,6 +139,8 @@ class Finding:
             "repeats": outcome.score.repeats,
             "baseline": outcome.baseline,
             "baselines": {kind.value: share for kind, share in outcome.baselines.items()},
+            "gain": [outcome.gain.low, outcome.gain.high],
+            "verdict": outcome.verdict.value,
             "advantage": None if math.isnan(outcome.advantage) else outcome.advantage,
             "certified": outcome.certified,
             "false_certificates": outcome.false_certificates,
@@ -164,12 +209,17 @@ class Audit:
         return tuple(finding for finding in self.audited if finding.party == party)
 
     @property
+    def better_than_guessing(self) -> tuple[Finding, ...]:
+        """What was read under the consortium's own protection."""
+        return tuple(finding for finding in self.audited if finding.verdict is Verdict.BETTER)
+
+    @property
     def parties(self) -> tuple[str, ...]:
         """Names of the audited parties."""
         return tuple(dict.fromkeys(finding.party for finding in self.audited))
 
     def shown(self, party: str) -> Finding:
-        """The finding that stands for a party: the strongest, or any where it had nothing to attack.
+        """The finding that stands for a party: the strongest of those that are better than guessing, else of all; any if none has a score.
 
         Raises:
             ValueError: If there is no finding about that party.
@@ -177,7 +227,8 @@ class Audit:
         findings = self.of(party)
         if not findings:
             raise ValueError(f"expected one of {', '.join(self.parties)}, got {party!r}")
-        return strongest(findings) or findings[0]
+        better = [finding for finding in findings if finding.verdict is Verdict.BETTER]
+        return strongest(better or findings) or findings[0]
 
     def control_of(self, party: str) -> Finding | None:
         """The planted positive beside a party's findings: the control in which an attack succeeded most; None if there is none."""

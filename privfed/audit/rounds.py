@@ -58,14 +58,26 @@ def audited_setting(consortium: Consortium, *, rows: int) -> Setting:
     """The consortium's own protection, in the case that is worst for a client: one step that visits all its rows.
 
     Noise, clipping and the step of a single record are those of the client that adds the least noise. A batch of more records, or
-    a sample that leaves rows out, can only hide more.
+    a sample that leaves rows out, can only hide more; and where clipping adapts, a step's sum and count together say as much as the sum
+    of a step with a fixed norm.
     """
     weakest = min((client.training for client in consortium.clients), key=_noise)
     training: TrainingMechanism
     if isinstance(weakest, DpSgd):
         # The learning rate over the batch size stays what it is, and with it how far a record, or the noise, moves a weight.
         rate = weakest.learning_rate * rows / weakest.expected_batch_size
-        training = replace(weakest, sample_rate=1.0, steps=1, expected_batch_size=rows, max_records=rows, learning_rate=rate)
+        training = replace(
+            weakest,
+            sample_rate=1.0,
+            steps=1,
+            expected_batch_size=rows,
+            max_records=rows,
+            learning_rate=rate,
+            max_grad_norm=weakest.initial_norm,
+            batch_capacity=None,
+            records_per_customer=None,
+            adaptive_clipping=None,
+        )
     else:
         training = replace(weakest, steps=1, batch_size=rows)
     return Setting(training=training, encrypted=consortium.encrypted)

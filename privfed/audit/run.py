@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
 from torch import nn
 
 from privfed.attacks.adversary import PLAINTEXT_ADVERSARIES, SERVER, SHARED_KEY_ADVERSARIES, Adversary
@@ -16,14 +15,15 @@ from privfed.attacks.facts import TableSchema
 from privfed.attacks.observation import CiphertextOnly, NotApplicable
 from privfed.attacks.scoring import advantage, interval
 from privfed.attacks.views import View, view
+from privfed.audit.background import Background, Pulls
 from privfed.audit.canaries import Canaries
 from privfed.audit.findings import Audit, Finding, Measured
 from privfed.audit.rounds import Setting, audited_setting, control_setting, facts, hold_canary_round
-from privfed.audit.suite import SUITE, AuditAttack, Background, Baseline, Score
+from privfed.audit.suite import SUITE, AuditAttack, Baseline, Score
 from privfed.consortium import Consortium
-from privfed.training.model import scores, values_of
 
 _POOL = 1000
+_RISK = 0.05  # that some attack is said to differ from guessing though none does, shared out evenly (Bonferroni)
 _TARGET, _INSIDER = "canary_1", "canary_2"
 
 
@@ -54,8 +54,8 @@ def run_audit(
     privacy, in which the same attacks must succeed: the planted positive. Parties that see ciphertexts alone get the key there. The
     consortium's data, keys and ledgers are not touched, and no privacy is spent.
 
-    The rounds are the worst case for a client: as few clients as the policy allows, a few rows each, a single step that visits all of
-    them. The attacks are those of `attacks`: that they fail bounds nothing. What bounds any attack is the epsilon of the ledger.
+    The rounds are a bad case for a client: three clients or as many as the policy demands, a few rows each, a single step that visits
+    all of them. The attacks are those of `attacks`: that they fail bounds nothing. What bounds any attack is the epsilon of the ledger.
 
     Args:
         consortium: Whose protection is audited: mode, policy, parameters, loss, and the training of the client with the least noise.
@@ -83,8 +83,7 @@ def run_audit(
     policy = consortium.policy
     names = [f"canary_{number + 1}" for number in range(max(3, policy.min_clients, -int(-1 // policy.max_share)))]
     pool = Canaries.draw(schema, count=_POOL, rng=rng)
-    logits = scores(model, values_of(model), pool.rows.astype(np.float32))
-    background = Background(pool=pool, mean_prediction=float(expit(logits).mean()))
+    background = Background(pool=pool, pulls=Pulls.of(model, loss=consortium.loss, pool=pool))
     looks = _looks(consortium, rows=rows)
     batches = [{name: Canaries.draw(schema, count=rows, rng=rng) for name in names} for _ in range(repeats)]
     seeds = rng.integers(2**63, size=repeats)
@@ -104,13 +103,21 @@ def run_audit(
                 outcomes[look, attack.name].append(applied)
         if progress is not None:
             progress(number + 1)
+    compared = sum(
+        all(isinstance(result, Score) for result in outcomes[look, attack.name]) for look in looks if not look.control for attack in attacks
+    )
+    level = 1 - _RISK / max(1, compared)
     return Audit(
         mode=consortium.mode,
         protection=looks[0].setting.protection,
         clients=len(names),
         rows=rows,
         repeats=repeats,
-        findings=tuple(_finding(look, first[look], attack, outcomes[look, attack.name], rows=rows) for look in looks for attack in attacks),
+        findings=tuple(
+            _finding(look, first[look], attack, outcomes[look, attack.name], rows=rows, level=1 - _RISK if look.control else level)
+            for look in looks
+            for attack in attacks
+        ),
         holdings={look.party: first[look].holdings for look in looks if not look.control},
         seconds=time.perf_counter() - started,
     )
@@ -144,12 +151,12 @@ def _views(
             yield look, view(record, known, look.adversary, target=_TARGET, insider=_INSIDER)
 
 
-def _finding(look: _Look, seen: View, attack: AuditAttack[Any], results: Sequence[Score | NotApplicable], *, rows: int) -> Finding:
-    outcome: Measured | NotApplicable
+def _finding(
+    look: _Look, seen: View, attack: AuditAttack[Any], results: Sequence[Score | NotApplicable], *, rows: int, level: float
+) -> Finding:
     missing = [result for result in results if isinstance(result, NotApplicable)]
-    outcome = (
-        missing[0] if missing else _measured([result for result in results if isinstance(result, Score)], rows=rows * len(seen.clients))
-    )
+    scored = [result for result in results if isinstance(result, Score)]
+    outcome = missing[0] if missing else _measured(scored, rows=rows * len(seen.clients), level=level)
     ciphertext = seen.observation.seen
     return Finding(
         adversary=look.adversary,
@@ -163,7 +170,7 @@ def _finding(look: _Look, seen: View, attack: AuditAttack[Any], results: Sequenc
     )
 
 
-def _measured(results: Sequence[Score], *, rows: int) -> Measured:
+def _measured(results: Sequence[Score], *, rows: int, level: float) -> Measured:
     baselines = {kind: float(np.mean([result.baseline[kind] for result in results])) for kind in Baseline}
     stronger = max(baselines, key=lambda kind: baselines[kind])
     score = interval([result.value[stronger] for result in results])
@@ -172,6 +179,7 @@ def _measured(results: Sequence[Score], *, rows: int) -> Measured:
         baseline=baselines[stronger],
         stronger=stronger,
         baselines=baselines,
+        gain=interval([result.value[stronger] - result.baseline[stronger] for result in results], level=level),
         advantage=advantage(score.mean, baseline=baselines[stronger]),
         certified=float(np.mean([result.certified - result.false for result in results])),
         false_certificates=sum(result.false for result in results),

@@ -3,6 +3,7 @@
 `run` never gets the truth. `score` never gets the observation. Both know the background, which is public.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -13,18 +14,17 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from privfed.attacks.analytic import EXACT, analytic
-from privfed.attacks.facts import OneHot, Scale
-from privfed.attacks.labels import label_count
-from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
+from privfed.attacks.facts import AdaptiveOptimizer
+from privfed.attacks.observation import NotApplicable, Observation, Reconstruction, gradient_part, linear_layers
 from privfed.attacks.quotients import quotients
 from privfed.attacks.scoring import check_certificates, marginal_rows, match_rows, mean_rows
+from privfed.audit.background import Background
 from privfed.audit.canaries import Canaries
-from privfed.data.paysim import money_of
+from privfed.audit.example import Example
 
 TOLERANCE = 0.05
 """Largest error of a number that counts as right, as a share of its column's range."""
 
-_COUNT_ERROR = 0.1  # what the mean prediction, on a fresh model, gets wrong of a count
 _DRAWS = 10  # of the random baseline per batch, so that its luck does not blur a score
 
 
@@ -33,45 +33,6 @@ class Baseline(Enum):
 
     MEAN = "the most typical answer"
     MARGINAL = "an answer drawn at public frequencies"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Background:
-    """What everybody knows beforehand.
-
-    Args:
-        pool: Records like the ones attacked, none of which is among them.
-        mean_prediction: Mean probability that the model before the round gives them.
-    """
-
-    pool: Canaries
-    mean_prediction: float
-
-    @property
-    def prevalence(self) -> float:
-        """Share of positive records."""
-        return float(self.pool.labels.mean())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """What an attack said about canaries, beside the canaries.
-
-    Args:
-        columns: Names of the columns.
-        truth: Per canary and column, as text.
-        said: Likewise.
-        right: Likewise, whether it is right.
-        certified: Per canary, whether the attack certified what it said.
-        guessed: Per canary, whether the attack said nothing, so that the baseline was put in its place.
-    """
-
-    columns: tuple[str, ...]
-    truth: tuple[tuple[str, ...], ...]
-    said: tuple[tuple[str, ...], ...]
-    right: tuple[tuple[bool, ...], ...]
-    certified: tuple[bool, ...]
-    guessed: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,26 +115,38 @@ class RowAttack:
             baseline={kind: float(np.mean([share(guess, guess) for guess in draws])) for kind, draws in guesses.items()},
             certified=check.certified,
             false=check.false,
-            example=_example(found, truth, typical),
+            example=Example.of(found, truth, typical, tolerance=TOLERANCE),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelAttack:
-    """Counts the positive records of the batch."""
+    """Counts the positive records of the batch, from what they do to the bias of the last layer."""
 
-    name: str = "number of positive records"
+    name: str = "number of positive labels"
     measure: str = "of batches counted exactly"
 
     def run(self, observation: Observation, background: Background) -> int | NotApplicable:
-        """The most probable number, given the update, the known noise and how frequent positive records are."""
-        found = label_count(observation, mean_prediction=background.mean_prediction)
-        if isinstance(found, NotApplicable):
-            return found
-        counts = np.arange(round(found.records) + 1)
-        likelihood = -(((counts - found.positives) / max(found.standard_error, _COUNT_ERROR)) ** 2) / 2
-        prior = binom.logpmf(counts, counts[-1], background.prevalence)
-        return int(np.argmax(likelihood + prior))
+        """The most probable number, given the update, the known clipping and noise, and how frequent positive records are.
+
+        The likelihood of a number is Gaussian, with the mean and the variance that so many positive records of the pool, and the other
+        ones negative, would give. Where noise hides everything, the most frequent number is said: never worse than guessing, on average.
+        """
+        part, layers = gradient_part(observation), linear_layers(observation.layout)
+        if isinstance(part, NotApplicable):
+            return part
+        training, pulls = observation.training, background.pulls
+        if pulls is None or isinstance(training.optimizer, AdaptiveOptimizer):
+            return NotApplicable(reason="labels are counted for models with one output only, trained by SGD")
+        mean, variance = pulls.moments(math.inf if training.noise is None else training.noise.max_grad_norm)
+        scale = observation.records / training.optimizer.response(training.steps)
+        pull = -scale * float(observation.layout.unflatten(part.change)[layers[-1].bias].item())
+        deviation = scale * float(observation.layout.unflatten(part.deviation)[layers[-1].bias].item())
+        positive = np.arange(round(observation.records) + 1)
+        negative = positive[::-1]
+        spread = negative * variance[0] + positive * variance[1] + deviation**2
+        fit = -((negative * mean[0] + positive * mean[1] - pull) ** 2) / (2 * spread) - np.log(spread) / 2
+        return int(np.argmax(fit + binom.logpmf(positive, positive[-1], background.prevalence)))
 
     def score(self, found: int, truth: Canaries, background: Background, rng: np.random.Generator) -> Score:
         """1 if the number is right, else 0."""
@@ -194,33 +167,3 @@ SUITE: tuple[AuditAttack[Any], ...] = (
     LabelAttack(),
 )
 """What an audit runs unless told otherwise."""
-
-
-def _example(found: Reconstruction, truth: Canaries, baseline: NDArray[np.float64]) -> Example:
-    schema = truth.schema
-    match = match_rows(found.rows, truth.rows, schema=schema, tolerance=TOLERANCE, baseline=baseline)
-    # From "numeric columns first, then blocks" to the order of the schema.
-    starts = [*schema.continuous, *(block.start for block in schema.blocks)]
-    order = np.argsort(starts)
-    certified = np.append(found.certified, np.zeros(len(truth), dtype=np.bool_))
-    return Example(
-        columns=tuple(column.name for column in schema.columns),
-        truth=tuple(_texts(row, truth) for row in truth.rows),
-        said=tuple(_texts(row, truth) for row in match.guesses),
-        right=tuple(tuple(bool(cell) for cell in row[order]) for row in match.right),
-        certified=tuple(bool(flag) for flag in certified[match.found]),
-        guessed=tuple(bool(index >= len(found.rows)) for index in match.found),
-    )
-
-
-def _texts(row: NDArray[np.float64], canaries: Canaries) -> tuple[str, ...]:
-    texts: list[str] = []
-    start = 0
-    for column in canaries.schema.columns:
-        if isinstance(column, OneHot):
-            texts.append(column.categories[int(row[start : start + len(column.categories)].argmax())])
-            start += len(column.categories)
-        else:
-            texts.append(f"{money_of(row[start]):,.0f}" if column.scale is Scale.MONEY else f"{row[start]:.3f}")
-            start += 1
-    return tuple(texts)

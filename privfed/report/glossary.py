@@ -3,25 +3,54 @@
 GLOSSARY: tuple[tuple[str, str], ...] = (
     (
         "epsilon",
-        "Bound on what anybody can learn about one record from everything that was released. 0 is nothing; it adds up over rounds.",
+        "Limit on how much one record can change what anybody sees. 0: nothing can be learned about it. It grows with every round; the "
+        "budget is where a client stops.",
     ),
-    ("delta", "Probability with which the bound may fail. It has to be far below one over the number of records."),
-    ("noise multiplier", "Standard deviation of the noise in a training step, relative to the most that one record can add to it."),
-    ("canary", "A made-up record that is attacked in place of a real one, so that success can be measured and shown."),
-    ("guessing", "What somebody reaches who never saw the update, and says the most typical record, or label, every time."),
     (
-        "score",
-        "Share of what the attack said that is right. It can be below guessing: an attack under noise is misled, and can be wrong more "
-        "often than somebody who says what is most frequent.",
+        "delta",
+        "Allowance for the limit to fail. It has to be below one over the number of records, or else giving one away at random would "
+        "be allowed.",
     ),
-    ("certified, proven exact", "The attack proved, from the update alone, that a record it read is exactly one that was trained on."),
-    ("control", "The same attack where the protection is taken away on purpose. If it fails there, its failing elsewhere means nothing."),
-    ("trust mode", "Who holds the key. SharedKey: every client, never the server. Plaintext: nobody, there is no encryption."),
-    ("aggregate, sum", "The weighted mean of the clients' updates: the only thing that is decrypted, once per round."),
+    (
+        "noise multiplier",
+        "Standard deviation of the noise in a training step, relative to the most that one record can add to that step. More is safer.",
+    ),
+    ("clipping norm", "What each record's part in a training step is cut down to before noise is added."),
+    ("update", "How training at one client changed the model. Without protection, records can be read from it."),
+    ("aggregate, sum", "The weighted mean of the clients' updates: what is opened in a round, and makes the next model."),
+    ("trust mode", "Who holds the key. SharedKey: every client, never the server. Plaintext: there is no encryption."),
+    (
+        "canary",
+        "A made-up record that is attacked in place of a real one, so that success can be measured, and shown.",
+    ),
+    ("cell", "One value of a record, such as its amount."),
+    (
+        "guessing",
+        "What somebody reaches who saw nothing of the round, and says what is typical, or draws from what is frequent: the better of both.",
+    ),
+    (
+        "gain, points",
+        "Score minus guessing, in percentage points, with the interval in which it lies with 95% confidence, all audited attacks taken "
+        "together. An attack is better than guessing if all of the interval is above zero, or if it certified a record; it is no better "
+        "if a gain of 20 points is excluded.",
+    ),
+    (
+        "worse than guessing",
+        "An attack believes what it sees, noise included, and noise misleads it. That is no further protection: it could guess instead.",
+    ),
+    (
+        "certified",
+        "The attack showed from the update alone, without the truth, what a record is: every number to within 1% of its column's range.",
+    ),
+    (
+        "protection taken away",
+        "A control: the same attacks without noise, and with the key. If they fail there too, that they fail here says nothing.",
+    ),
     (
         "effective clients",
-        "How many clients of equal weight a sum with these weights is worth: 3 clients, one with nearly all weight, are 1.",
+        "How many clients of equal weight a sum is worth: 3 clients, one of which has nearly all the weight, are 1.",
     ),
-    ("grid step", "Updates are rounded to a fixed grid before encryption, so that decrypting is exact: 0 grid steps off is exactly equal."),
-    ("PR-AUC", "Average precision of the fraud model: 1 is perfect, a model that guesses reaches the share of frauds."),
+    ("coefficient", "The whole number by which a client's update is multiplied in the sum."),
+    ("grid step", "Updates are rounded to a fixed grid before encryption; 0 grid steps of difference are exact equality."),
+    ("PR-AUC", "Average precision of the model: 1 is perfect; a model that guesses reaches the share of positive records."),
 )

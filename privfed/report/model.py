@@ -1,5 +1,6 @@
 """What a report says, before it is laid out: everything in it is public, or about canaries."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,6 +159,7 @@ class Report:
             "rounds": [summary.to_json() for summary in history.rounds],
             "faults": [{"round": fault.round, "what": fault.what, "held": fault.held} for fault in self.faults],
             "checks": [{"claim": check.claim, "evidence": check.evidence, "holds": check.holds} for check in self.checks],
+            "statements": [json.loads(statement.to_json()) for statement in self.statements],
             "audit": None if self.audit is None else self.audit.to_json(),
             "seconds": dict(self.seconds),
         }

@@ -2,16 +2,16 @@
 
 import math
 from dataclasses import dataclass
-from statistics import fmean
 
 from markupsafe import Markup
 
 from privfed.audit.findings import Finding, Measured
 from privfed.report.figures import Line, compact, line_chart, strip
 from privfed.report.model import Report, Spending
+from privfed.report.tables import finding_tone
+from privfed.report.tone import Tone
 from privfed.training.evaluate import EvaluationScope
 
-_TELLING = 0.2  # an advantage over guessing from which a bar is drawn in the colour of alarm
 _BUDGET_AT = 0.8  # where the budget stands on a bar of spending
 
 
@@ -24,22 +24,27 @@ class Figure:
 
 
 def figures(report: Report) -> tuple[Figure, ...]:
-    """The charts of a run: quality, privacy spent, bytes; those for which there are numbers."""
+    """The charts of a run: quality, and privacy spent; those for which there are numbers."""
     history = report.history
     rounds = [summary.record.round + 1 for summary in history.rounds]
     figures: list[Figure] = []
-    evaluated = [(summary.record.round + 1, summary.evaluation) for summary in history.rounds if summary.evaluation is not None]
+    evaluated = [
+        (summary.record.round + 1, summary.evaluation)
+        for summary in history.rounds
+        if summary.evaluation is not None and math.isfinite(summary.evaluation.pr_auc)
+    ]
     if evaluated:
         _, last = evaluated[-1]
         chart = line_chart(
             [Line(label="model", values=[evaluation.pr_auc for _, evaluation in evaluated])],
             rounds=[number for number, _ in evaluated],
-            title="PR-AUC after each round",
+            title=f"PR-AUC after each round, from {evaluated[0][1].pr_auc:.2f} to {last.pr_auc:.2f}; guessing has "
+            f"{last.positives / last.records:.2g}",
             reference=("guessing", last.positives / last.records),
             top=1.0,
         )
         stamp = "" if last.scope is EvaluationScope.PUBLIC_DATA else " Simulation only: a consortium of real clients must not publish it."
-        caption = f"Quality of the model after each round: PR-AUC, 1 is perfect.{stamp}"
+        caption = f"Quality of the model after each round: PR-AUC, of which 1 is perfect.{stamp}"
         figures.append(Figure(svg=chart, caption=caption))
     highest = [max(summary.epsilon.values()) for summary in history.rounds]
     if all(math.isfinite(value) for value in highest):
@@ -47,37 +52,25 @@ def figures(report: Report) -> tuple[Figure, ...]:
         chart = line_chart(
             [Line(label=f"spent, {compact(highest[-1])}", values=highest)],
             rounds=rounds,
-            title="Epsilon after each round",
+            title=f"Epsilon after each round, from {highest[0]:.2f} to {highest[-1]:.2f}",
             reference=(f"budget, {compact(min(limits))}", min(limits)) if limits else None,
         )
-        figures.append(Figure(svg=chart, caption="Privacy spent after each round: epsilon of the client that spent most, and the budget."))
-    if report.encrypted:
-        up = [fmean(summary.record.bytes_up.values() or (0,)) for summary in history.rounds]
-        down = [fmean(summary.record.bytes_down.values() or (0,)) for summary in history.rounds]
-        chart = line_chart(
-            [Line(label=f"down, {compact(down[-1])}", values=down), Line(label=f"up, {compact(up[-1])}", values=up)],
-            rounds=rounds,
-            title="Bytes per client and round",
-        )
-        caption = (
-            f"Bytes that a client sends (up) and receives (down) per round: {history.bytes_up_per_parameter:.2f} and "
-            f"{history.bytes_down_per_parameter:.2f} per weight of the model."
-        )
-        figures.append(Figure(svg=chart, caption=caption))
+        budget = "" if not limits else ", and the budget" if len(set(limits)) == 1 else ", and the smallest budget"
+        figures.append(Figure(svg=chart, caption=f"Privacy spent after each round: epsilon of the client that spent most{budget}."))
     return tuple(figures)
 
 
 def finding_strip(finding: Finding) -> Markup | str:
-    """A finding as a bar; words where there is no score, never an empty bar."""
-    outcome = finding.outcome
-    if not isinstance(outcome, Measured):
-        return "no score"
+    """A finding as a bar; nothing where there is no score, never an empty bar."""
+    outcome, tone = finding.outcome, finding_tone(finding)
+    if not isinstance(outcome, Measured) or tone is None:
+        return ""
     return strip(
         value=outcome.score.mean,
         low=outcome.score.low,
         high=outcome.score.high,
         mark=outcome.baseline,
-        tone="alarm" if outcome.advantage > _TELLING else "calm",
+        tone=tone.style,
         title=finding.sentence(),
     )
 
@@ -86,4 +79,5 @@ def spent_strip(spent: Spending) -> Markup | str:
     """What is spent as a bar on which the budget is marked; words where there is no limit."""
     if spent.share is None:
         return "no limit" if spent.budget is not None else "no ledger"
-    return strip(value=spent.share * _BUDGET_AT, mark=_BUDGET_AT, tone="calm", title=f"{spent.share:.0%} of the budget")
+    tone = Tone.DANGER if spent.share > 1 else Tone.CALM
+    return strip(value=spent.share * _BUDGET_AT, mark=_BUDGET_AT, tone=tone.style, title=f"{spent.share:.0%} of the budget")

@@ -1,29 +1,38 @@
-"""The first page: who can read what, how sure that is, and what would help, in words for people who decide."""
+"""The first page: who can read what, and how sure that is, in words for people who decide."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 
 from privfed.attacks.adversary import PLAINTEXT_ADVERSARIES, SHARED_KEY_ADVERSARIES, Adversary
+from privfed.audit.findings import TELLING, Audit, Finding, Measured, Verdict
 from privfed.consortium import Plaintext
-from privfed.dp.statement import PrivacyStatement
 from privfed.he.secret import SharedKey
+from privfed.report.checks import audit_checks
 from privfed.report.model import Report
+from privfed.report.tone import Tone
+from privfed.training.mechanism import DpSgd
+
+STRONG_EPSILON, REASONABLE_EPSILON = 1.0, 10.0
+"""Up to the first a promise is called strong, up to the second reasonable (Ponomareva et al., 2023, arXiv:2303.00654, section 5.2)."""
 
 _PARTIES = {SharedKey.__name__: SHARED_KEY_ADVERSARIES, Plaintext.__name__: PLAINTEXT_ADVERSARIES}
-_STRICT_EPSILON = 1.0
-_NO_PRIVACY = (
-    "No differential privacy is claimed for this run: use it for comparisons only. Claims that stood their test are about other things."
-)
 _EVERY_UPDATE = "every client's update"
 
 
 class Exposure(Enum):
     """What a party can make of the clients' updates. The value says it in words."""
 
-    CIPHERTEXT = "nothing: only ciphertext"
-    NOISED = "numbers that carry the clients' noise"
-    CLEAR = "numbers without noise"
+    CIPHERTEXT = "only ciphertext"
+    NOISED = "numbers with noise"
+    CLEAR = "numbers without reliable noise"
+
+    @property
+    def tone(self) -> Tone:
+        """How alarming that is."""
+        return {Exposure.CIPHERTEXT: Tone.CALM, Exposure.NOISED: Tone.CAUTION, Exposure.CLEAR: Tone.DANGER}[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +41,30 @@ class Exposed:
 
     Args:
         party: Its name.
+        role: What it does, in words.
         holds_key: Whether it can decrypt.
         sees: What of the updates it sees, in words.
         exposure: What it can make of that.
-        evidence: What attacks on canaries found, in one sentence.
-        control: What they found where they must succeed; empty if nothing was audited.
-        bound: What no attack can exceed, in words.
+        finding: What the best attack on canaries found; None if nothing was audited.
+        control: What it found where it must succeed; None if there is none.
     """
 
     party: str
+    role: str
     holds_key: bool
     sees: str
     exposure: Exposure
-    evidence: str
-    control: str
-    bound: str
+    finding: Finding | None
+    control: Finding | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A sentence or two of the first page, and what they are about."""
+
+    tone: Tone
+    lead: str
+    text: str
 
 
 def exposed(report: Report) -> tuple[Exposed, ...]:
@@ -55,14 +73,10 @@ def exposed(report: Report) -> tuple[Exposed, ...]:
     Raises:
         ValueError: If the trust mode is one that has no threat model here.
     """
-    return tuple(_exposed(report, adversary) for adversary in _parties(report))
-
-
-def _parties(report: Report) -> tuple[Adversary, ...]:
     mode = report.history.mode
     if mode not in _PARTIES:
         raise ValueError(f"expected a trust mode out of {', '.join(_PARTIES)}, got {mode!r}; nothing was reported")
-    return _PARTIES[mode]
+    return tuple(_exposed(report, adversary) for adversary in _PARTIES[mode])
 
 
 def _exposed(report: Report, adversary: Adversary) -> Exposed:
@@ -71,115 +85,192 @@ def _exposed(report: Report, adversary: Adversary) -> Exposed:
     if adversary.sees_messages and (adversary.holds_key or not encrypted):
         sees, readable = _EVERY_UPDATE, True
     elif adversary.gets_model:
-        sees, readable = "the sum of all updates" + (", out of which it can take its own" if adversary.trains else ""), True
+        sees, readable = "the sum of all updates" + (", from which it can take its own" if adversary.trains else ""), True
     else:
         sees, readable = "every client's update, encrypted", False
-    evidence, control = "not audited", ""
-    if audit is not None and adversary.name in audit.parties:
-        evidence = audit.shown(adversary.name).sentence()
-        planted = audit.control_of(adversary.name)
-        control = "" if planted is None else f"With the protection taken away: {planted.sentence()}"
-    exposure = (Exposure.NOISED if history.private else Exposure.CLEAR) if readable else Exposure.CIPHERTEXT
-    noise = f"epsilon {max(spent.epsilon for spent in report.spending):.2f} per record" if history.private else "nothing"
-    bound = noise if readable else f"the encryption, and behind it {noise}"
+    audited = audit is not None and adversary.name in audit.parties
     return Exposed(
         party=adversary.name,
+        role=_role(adversary),
         holds_key=adversary.holds_key and encrypted,
         sees=sees,
-        exposure=exposure,
-        evidence=evidence,
-        control=control,
-        bound=bound,
+        exposure=(Exposure.NOISED if history.private else Exposure.CLEAR) if readable else Exposure.CIPHERTEXT,
+        finding=audit.shown(adversary.name) if audit is not None and audited else None,
+        control=audit.control_of(adversary.name) if audit is not None and audited else None,
     )
 
 
-def headlines(report: Report) -> tuple[str, ...]:
-    """The run in a few sentences: what nobody can read, the weakest point, what attacks did, what was spent, what failed."""
-    history = report.history
+def _role(adversary: Adversary) -> str:
+    roles = {
+        "takes part, and knows what it sent itself": adversary.trains,
+        "runs the rounds, and keeps every message": adversary.runs_server,
+        "copies everything that travels": adversary.taps_wire,
+    }
+    words = [role for role, holds in roles.items() if holds]
+    return "; ".join(words) or "gets the model after every round, as every client does"
+
+
+def weakest_point(rows: Sequence[Exposed]) -> Exposed:
+    """The party that can read most."""
+    return max(rows, key=lambda row: (row.exposure is not Exposure.CIPHERTEXT, row.sees == _EVERY_UPDATE))
+
+
+def verdict(report: Report) -> Point:
+    """The run in a sentence: the most alarming thing about it."""
+    history, audit = report.history, report.audit
+    read = [finding for finding in audit.audited if finding.reads_records] if audit else []
+    if read:
+        best = max(read, key=_gain)
+        text = f"Seen from {best.adversary.name}, an attack had {best.sentence()}."
+        return Point(tone=Tone.DANGER, lead="Records were read under the protection in use", text=text)
+    failed = [check.claim for check in report.checks if check.holds is False and check not in audit_checks(audit)]
+    if failed:
+        return Point(tone=Tone.DANGER, lead="Not all that is claimed holds", text=f"This does not: {' '.join(failed)}")
+    if not history.private:
+        text = "Whoever can read an update can look for records in it, and no noise stops that. Use the run for comparisons only."
+        return Point(tone=Tone.DANGER, lead="No differential privacy is claimed for this run", text=text)
+    if audit is None:
+        text = "What is said here about who can read what follows from the design and from the privacy ledgers, not from a test."
+        return Point(tone=Tone.CAUTION, lead="No attack was tried on this run", text=text)
+    found = _audited(audit)
+    if found.tone is Tone.CALM and max(spent.epsilon for spent in report.spending) > REASONABLE_EPSILON:
+        return Point(tone=Tone.CAUTION, lead=f"{found.lead}, but next to nothing is promised", text=found.text)
+    return found
+
+
+def _audited(audit: Audit) -> Point:
+    """What an audit found of a run in which nothing else is alarming."""
+    if not audit.controls_succeed:
+        text = "Its attacks fail even where nothing protects the records, so that it proves nothing that they fail under protection."
+        return Point(tone=Tone.CAUTION, lead="The audit says nothing about this model", text=text)
+    undecided = [finding for finding in audit.audited if finding.verdict is Verdict.UNDECIDED]
+    if any(finding.about_records for finding in undecided):
+        gain = f"{100 * TELLING:.0f} points over guessing"
+        text = f"No attack is shown to read records, but {audit.repeats} batches are too few to rule out a gain of {gain}."
+        return Point(tone=Tone.CAUTION, lead="The audit is too small to tell", text=text)
+    if audit.better_than_guessing:
+        best = max(audit.better_than_guessing, key=_gain)
+        text = f"Seen from {best.adversary.name}, an attack had {best.sentence()}."
+        return Point(tone=Tone.CAUTION, lead="No attack read a record, but one learned something about many of them", text=text)
+    text = (
+        "No attack on records that was tried did better than guessing, from whichever party it looked. With the protection taken away, "
+        "the same attacks did."
+    )
+    if undecided:
+        attacks = listed(list(dict.fromkeys(finding.attack for finding in undecided)))
+        text += f" Not decided, in {audit.repeats} batches: {attacks}."
+    return Point(tone=Tone.CALM, lead="No attack read a record", text=text)
+
+
+def readers(report: Report) -> tuple[Point, ...]:
+    """Who can read what: parties that see the same are told together, the weakest point last."""
     rows = exposed(report)
-    lines: list[str] = [] if history.private else [_NO_PRIVACY]
-    blind = [row for row in rows if row.exposure is Exposure.CIPHERTEXT]
-    if blind:
-        lines.append(f"{_listed([row.party for row in blind], start=True)} can read nothing: only ciphertext, without the key.")
-    weakest = max(rows, key=lambda row: (row.exposure is not Exposure.CIPHERTEXT, row.sees == _EVERY_UPDATE))
-    protected = "and what it reads carries that client's noise" if history.private else "and nothing hides the records in it"
-    lines.append(f"The weakest point is {weakest.party}: it sees {weakest.sees} in the clear, {protected}.")
-    lines.append(_attacks(report, weakest))
-    if history.private:
-        most = max(report.spending, key=lambda spent: spent.epsilon)
-        limit = "" if most.budget is None or math.isinf(most.budget) else f" of a budget of {most.budget:g}"
-        lines.append(f"Each client spent at most epsilon {most.epsilon:.2f}{limit}.{_meaning(report)}")
-    failed = [check.claim for check in report.checks if check.holds is False]
-    lines.append(f"{len(report.checks) - len(failed)} of {len(report.checks)} claims below stood their test." if not failed else "")
-    lines += [f"A claim did NOT stand its test: {claim}" for claim in failed]
-    return tuple(line for line in lines if line)
+    weakest = weakest_point(rows)
+    points: list[Point] = []
+    ordered = sorted(rows, key=lambda row: (row.exposure is not Exposure.CIPHERTEXT, row.sees == _EVERY_UPDATE))
+    for (sees, exposure), group in groupby(ordered, key=lambda row: (row.sees, row.exposure)):
+        names = [row.party for row in group]
+        what = {
+            Exposure.CIPHERTEXT: "nothing: it is ciphertext to them" if len(names) > 1 else "nothing: it is ciphertext",
+            Exposure.NOISED: f"{sees}, with the clients' noise in it",
+            Exposure.CLEAR: f"{sees}, with no reliable noise in it",
+        }[exposure]
+        last = ". This is the weakest point" if weakest.party in names else ""
+        points.append(Point(tone=exposure.tone, lead=listed(names, start=True), text=f"{what}{last}."))
+    return tuple(points)
 
 
-def _meaning(report: Report) -> str:
-    guesses = [statement.best_guess for statement in report.statements if statement.private]
-    if not guesses:
-        return ""
-    return (
-        " That is a promise about every attack, also one that knows all records but one: it tells whether that one was used at most "
-        f"{max(guesses):.1%} of the time, where a coin is right 50% of the time. What attacks reach that were tried, and know less, is "
-        "measured, not bounded."
-    )
+def certainty(report: Report) -> tuple[Point, ...]:
+    """How sure that is: what attacks found, what is promised, and which claims were tested."""
+    return (_attacks(report), _promise(report), _claims(report))
 
 
-def _attacks(report: Report, weakest: Exposed) -> str:
+def _attacks(report: Report) -> Point:
     audit = report.audit
     if audit is None:
-        return "No attack was tried on this run: what is said here follows from the design alone."
+        return Point(tone=Tone.CAUTION, lead="Attacks", text="None was tried.")
     if not audit.controls_succeed:
-        return "Attacks were tried, but they fail even where nothing protects the records: the audit says nothing about this model."
+        text = "They fail even where nothing protects the records, so that the audit says nothing about this model."
+        return Point(tone=Tone.DANGER, lead="Attacks", text=text)
+    weakest = weakest_point(exposed(report))
+    finding = weakest.finding
+    text = f"Seen from the weakest point, on {audit.repeats} batches of made-up records: {finding.sentence() if finding else 'none'}"
+    gains = [found.outcome.gain.high for found in audit.of(weakest.party) if found.about_records and isinstance(found.outcome, Measured)]
+    if gains and finding is not None and finding.verdict is not Verdict.BETTER:
+        text += f"; a gain of at most {max(0.0, *gains) * 100:.0f} points (95% confidence)"
     best = audit.best_control
-    taken_away = "" if best is None else f" With the protection taken away, the same attacks had {best.sentence()}."
-    return f"Attacks on made-up records, seen from there, had {weakest.evidence}.{taken_away}"
+    text += "." if best is None else f". With the protection taken away: {best.sentence()}. So the attacks work."
+    return Point(tone=_worst(audit), lead="Attacks", text=text)
 
 
-def advice(report: Report) -> tuple[str, ...]:
-    """What would make the run safer, most urgent first."""
-    history = report.history
-    lines: list[str] = []
-    if history.mode == Plaintext.__name__:
-        lines.append("Encrypt. This run was in the clear, for comparison: whoever summed the updates saw each of them.")
-    if not history.private:
-        lines.append(
-            "Train with differential privacy (DP-SGD) and a ledger. Without noise, whoever gets an update can read records off it."
-        )
-    if history.mode == SharedKey.__name__:
-        lines.append(
-            "Let a party run the server that no client controls. Every client holds the key in this trust mode, so that one client "
-            "together with the server can open every update; then only the noise protects."
-        )
-    private = [statement for statement in report.statements if statement.private and statement.epsilon > _STRICT_EPSILON]
-    if private:
-        worst = max(private, key=lambda statement: statement.epsilon)
-        lines.append(
-            f"Spend less. At epsilon {worst.epsilon:.2f} somebody who knows everything else may be right about one record "
-            f"{worst.best_guess:.1%} of the time; at epsilon 1 it would be {_best_guess(worst):.1%}. Fewer rounds, more records per "
-            "client or more noise bring it down, at a cost in accuracy."
-        )
-    few = min(summary.record.effective_clients for summary in history.rounds)
-    fewest = min(len(summary.record.participants) for summary in history.rounds)
-    if few < 5 and fewest > 1:
-        left = "the update of the other one" if fewest == 2 else f"a sum of {fewest - 1}"
-        lines.append(
-            f"Take in more clients. The smallest sum was of {fewest} clients ({few:.1f} effective clients): a client that takes "
-            f"its own update out of it is left with {left}."
-        )
-    if report.faults:
-        lines.append("Look at the rounds with faults below: clients that are left out make the sum smaller.")
-    return tuple(lines)
+def _worst(audit: Audit) -> Tone:
+    if any(finding.reads_records for finding in audit.audited):
+        return Tone.DANGER
+    open_question = any(finding.about_records and finding.verdict is Verdict.UNDECIDED for finding in audit.audited)
+    return Tone.CAUTION if open_question or audit.better_than_guessing else Tone.CALM
 
 
-def _best_guess(statement: PrivacyStatement) -> float:
-    return 1 - (1 - statement.delta) / (1 + math.exp(_STRICT_EPSILON))
+def _promise(report: Report) -> Point:
+    if not report.history.private:
+        return Point(tone=Tone.DANGER, lead="Promise", text="None: without noise that nobody knows, no attack is ruled out.")
+    most = max(report.spending, key=lambda spent: spent.epsilon)
+    limit = "" if most.budget is None or math.isinf(most.budget) else f" of {most.budget:g}"
+    unit = protected_unit(report)
+    text = (
+        f"Epsilon {most.epsilon:.2f}{limit} at most. Whoever knows every other {unit}, and sees all that was released, is right about "
+        f"whether a given {unit} was used {best_guess(most.epsilon, most.delta)} of the time at most; a coin is right 50%. "
+    )
+    strong = f"Strong would be epsilon {STRONG_EPSILON:g}, and {best_guess(STRONG_EPSILON, most.delta)}."
+    tested = report.audit is not None and report.audit.controls_succeed
+    if most.epsilon <= STRONG_EPSILON:
+        return Point(tone=Tone.CALM, lead="Promise", text=f"{text}That is strong: it holds against every attack, known or not.")
+    if most.epsilon <= REASONABLE_EPSILON:
+        rest = "; whether attacks that know less succeed is measured, not promised" if tested else ""
+        text += f"{strong} So this limits the best-informed attack without ruling it out{rest}."
+        return Point(tone=Tone.CAUTION, lead="Promise", text=text)
+    rest = "; what speaks for safety is only what attacks did not find" if tested else ""
+    return Point(tone=Tone.DANGER, lead="Promise", text=f"{text}{strong} This one rules out nearly nothing{rest}.")
 
 
-def _listed(names: list[str], *, start: bool = False) -> str:
+def _claims(report: Report) -> Point:
+    failed = [check.claim for check in report.checks if check.holds is False]
+    untested = sum(check.holds is None for check in report.checks)
+    rest = f" {untested} could not be tested." if untested else ""
+    if failed:
+        return Point(tone=Tone.DANGER, lead="Claims", text=f"{len(failed)} of {len(report.checks)} do NOT hold: {' '.join(failed)}{rest}")
+    every = len(report.checks)
+    if untested:
+        text = f"{every - untested} of {every} that are listed below hold.{rest}"
+    else:
+        text = f"All {every} that are listed below hold." if every > 1 else "The one that is listed below holds."
+    return Point(tone=Tone.CAUTION if untested else Tone.CALM, lead="Claims", text=text)
+
+
+def protected_unit(report: Report) -> str:
+    """Whose presence is hidden: a record, unless every client that trains privately does so for customers."""
+    private = [training for training in report.history.training.values() if isinstance(training, DpSgd)]
+    return "customer" if private and all(training.records_per_customer for training in private) else "record"
+
+
+def best_guess(epsilon: float, delta: float | None) -> str:
+    """How often anybody can be right about whether a record was used, at even odds; see `PrivacyStatement.best_guess`.
+
+    Example:
+        >>> best_guess(1.0, 1e-6), best_guess(20.0, 1e-6), best_guess(math.inf, None)
+        ('73.1%', 'over 99.9%', '100%')
+    """
+    if math.isinf(epsilon):
+        return "100%"
+    share = 1 - (1 - (delta or 0.0)) / (1 + math.exp(min(epsilon, 700.0)))
+    return "over 99.9%" if share > 0.9995 else f"{share:.1%}"
+
+
+def listed(names: Sequence[str], *, start: bool = False) -> str:
     """Names as part of a sentence, or at its start."""
-    if len(names) > 8:
-        names = [*names[:7], f"{len(names) - 7} others"]
-    text = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    shown = list(names) if len(names) <= 8 else [*names[:7], f"{len(names) - 7} others"]
+    text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
     return text[0].upper() + text[1:] if start else text
+
+
+def _gain(finding: Finding) -> tuple[float, float]:
+    return (finding.outcome.certified, finding.outcome.gain.mean) if isinstance(finding.outcome, Measured) else (0.0, 0.0)
