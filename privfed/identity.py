@@ -53,7 +53,7 @@ class PublicIdentity:
         ).hexdigest()
         return " ".join(digest[i : i + 8] for i in range(0, 64, 8))
 
-    def verify(self, message: bytes, signature: bytes) -> None:
+    def verify(self, message: bytes | memoryview, signature: bytes) -> None:
         """Checks an Ed25519 signature.
 
         Raises:

@@ -9,6 +9,7 @@ bounded and the signature verified; nothing in the payload before the whole head
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -115,8 +116,16 @@ def write_text(text: str) -> bytes:
     return len(raw).to_bytes(1, "big") + raw
 
 
-def seal(context: RoundContext, identity: Identity, kind: Kind, *, key_id: bytes, payload: bytes) -> bytes:
+def seal(context: RoundContext, identity: Identity, kind: Kind, *, key_id: bytes, payload: bytes, chunks: Sequence[bytes] = ()) -> bytes:
     """Frames and signs a payload.
+
+    Args:
+        context: Agreement, round and attempt.
+        identity: Who says it.
+        kind: What it says.
+        key_id: Key to which it belongs.
+        payload: The payload, or its beginning.
+        chunks: The rest of a long one, which is then copied once less.
 
     Raises:
         ValueError: If the identity is not the one that the roster pins for this kind of message.
@@ -132,8 +141,9 @@ def seal(context: RoundContext, identity: Identity, kind: Kind, *, key_id: bytes
             *(agreement.parts[part] for part in _PARTS),
             key_id,
             write_text(agreement.params.versions),
-            len(payload).to_bytes(8, "big"),
+            (len(payload) + sum(len(chunk) for chunk in chunks)).to_bytes(8, "big"),
             payload,
+            *chunks,
         )
     )
     return body + identity.sign(body)
@@ -167,7 +177,7 @@ def unseal(data: bytes, context: RoundContext, kind: Kind, *, max_payload: int) 
     sender = next((party for party in _speakers(context, kind) if party.name == name), None)
     if sender is None:
         raise InvalidMessageError
-    sender.verify(bytes(body), bytes(data[-SIGNATURE_BYTES:]))
+    sender.verify(body, bytes(data[-SIGNATURE_BYTES:]))
     _check_header(reader, context, name)
     key_id = reader.take(KEY_ID_BYTES)
     reader.text()

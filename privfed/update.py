@@ -73,13 +73,14 @@ class Layout:
             raise LayoutMismatchError(
                 f"expected the tensors of the layout; missing {missing}, not in the layout {extra}; nothing was packed"
             )
-        parts: list[NDArray[np.float64]] = []
+        values, start = np.empty(self.size), 0
         for name, shape in zip(self.names, self.shapes, strict=True):
-            array = np.asarray(tensors[name], dtype=np.float64)
+            array = np.asarray(tensors[name])
             if array.shape != shape:
                 raise LayoutMismatchError(f"expected tensor {name!r} of shape {shape}, got {array.shape}; nothing was packed")
-            parts.append(array.ravel())
-        return PlainVector(layout=self, values=np.concatenate(parts))
+            values[start : start + array.size] = array.ravel()
+            start += array.size
+        return PlainVector(layout=self, values=values)
 
     def unflatten(self, vector: "PlainVector") -> dict[str, NDArray[np.float64]]:
         """Splits a flat vector into named tensors (copies).

@@ -76,8 +76,8 @@ def encode_upload(context: RoundContext, identity: Identity, update: Update[Ckks
             f"expected a statement of at most {MAX_STATEMENT_BYTES} bytes of whoever keeps an agreed ledger, and of nobody else; "
             f"got {len(statement)} bytes of {identity.name!r}"
         )
-    payload = b"".join((statement, len(statement).to_bytes(LENGTH_BYTES, "big"), *vector.chunks, vector.sealed_tags))
-    return seal(context, identity, Kind.UPLOAD, key_id=vector.key_id, payload=payload)
+    head = statement + len(statement).to_bytes(LENGTH_BYTES, "big")
+    return seal(context, identity, Kind.UPLOAD, key_id=vector.key_id, payload=head, chunks=(*vector.chunks, vector.sealed_tags))
 
 
 def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[CkksVector]:

@@ -71,8 +71,8 @@ def encode_aggregate(
         raise ValueError("expected a sum with seeds where the parameters say so, and a whole one elsewhere, got the other kind")
     messages = b"".join(len(message).to_bytes(LENGTH_BYTES, "big") + message for message in (digest_message, *approvals))
     seeds = total.seeds if isinstance(total, SeededSum) else ()
-    payload = b"".join((len(approvals).to_bytes(COUNT_BYTES, "big"), messages, *uploads, *total.chunks, *seeds))
-    return seal(context, identity, Kind.AGGREGATE, key_id=total.key_id, payload=payload)
+    head = b"".join((len(approvals).to_bytes(COUNT_BYTES, "big"), messages, *uploads))
+    return seal(context, identity, Kind.AGGREGATE, key_id=total.key_id, payload=head, chunks=(*total.chunks, *seeds))
 
 
 def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> OpenableAggregate:

@@ -9,7 +9,7 @@ modulus; the container around them is written here, so no length, type or versio
 
 import os
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -173,22 +173,50 @@ def memory_path() -> Generator[str]:
 
 def saved(thing: Savable) -> bytes:
     """The container that SEAL writes for an object."""
+    (container,) = saved_each([thing])
+    return container
+
+
+def saved_each(things: Iterable[Savable]) -> Iterator[bytes]:
+    """The containers that SEAL writes for objects, by way of one path."""
     with memory_path() as path:
-        thing.save(path)
-        return Path(path).read_bytes()
+        for thing in things:
+            thing.save(path)
+            yield Path(path).read_bytes()
+
+
+Load = Callable[[NDArray[np.uint64], bytes], Ciphertext]
+"""Builds a ciphertext from words below the modulus; a seed stands for the second polynomial."""
+
+
+@contextmanager
+def loader(public: Ring) -> Generator[Load]:
+    """Loads as `load_fresh` and `load_sum`, by way of one path for all: a sixth less time where there are many.
+
+    What it gives does not look at lengths, and raises `InvalidMessageError` if SEAL refuses the ciphertext, or it is not a
+    non-transparent one of the ring at scale 1.
+    """
+    with memory_path() as path, Path(path).open("r+b", buffering=0) as file:
+
+        def load(words: NDArray[np.uint64], seed: bytes) -> Ciphertext:
+            file.seek(0)
+            file.write(write_ciphertext(public.form(_SCALE), words, seed=seed))
+            file.truncate()
+            return _loaded(public, path)
+
+        yield load
 
 
 def _load(public: Ring, words: NDArray[np.uint64], seed: bytes) -> Ciphertext:
-    """Builds a ciphertext from words below the modulus; a seed stands for the second polynomial.
+    with memory_path() as path:
+        Path(path).write_bytes(write_ciphertext(public.form(_SCALE), words, seed=seed))
+        return _loaded(public, path)
 
-    Raises:
-        InvalidMessageError: If SEAL refuses it, or it is not a non-transparent ciphertext of the ring at scale 1.
-    """
+
+def _loaded(public: Ring, path: str) -> Ciphertext:
     ciphertext = Ciphertext()
     try:
-        with memory_path() as path:
-            Path(path).write_bytes(write_ciphertext(public.form(_SCALE), words, seed=seed))
-            ciphertext.load(public.context, path)
+        ciphertext.load(public.context, path)
     except (RuntimeError, ValueError):
         raise InvalidMessageError from None
     # Belt and braces: the container is ours and SEAL checked it, but a transparent ciphertext loads without complaint.

@@ -92,12 +92,13 @@ class SeededSum:
         check_coefficients(coefficients, self.params)
         ring, zeros = _ring(self.params), np.zeros(self.params.poly_modulus_degree, np.uint64)
         chunks: list[bytes] = []
-        for index, chunk in enumerate(self.chunks):
-            unpack_words(chunk, self.params)  # only for its checks
-            total = _seal_public.WeightedSum(ring)
-            for coefficient, seeds in zip(coefficients, self.seeds, strict=True):
-                total.add(coefficient, _seal_public.load_fresh(ring, zeros, seeds[index * SEED_BYTES : (index + 1) * SEED_BYTES]))
-            chunks.append(chunk + pack_words(total.words()[self.params.poly_modulus_degree :], self.params))
+        with _seal_public.loader(ring) as load:
+            for index, chunk in enumerate(self.chunks):
+                unpack_words(chunk, self.params)  # only for its checks
+                total = _seal_public.WeightedSum(ring)
+                for coefficient, seeds in zip(coefficients, self.seeds, strict=True):
+                    total.add(coefficient, load(zeros, seeds[index * SEED_BYTES : (index + 1) * SEED_BYTES]))
+                chunks.append(chunk + pack_words(total.words()[self.params.poly_modulus_degree :], self.params))
         return CkksVector(layout=self.layout, params=self.params, key_id=self.key_id, chunks=tuple(chunks), fresh=False)
 
     def __repr__(self) -> str:
@@ -196,12 +197,12 @@ def sum_chunks(chunks: Iterable[tuple[int, bytes]], params: CkksParams) -> bytes
         ValueError: If there is none, or the coefficients are out of their range.
         InvalidMessageError: If a chunk is not a valid ciphertext.
     """
-    accumulator = _seal_public.WeightedSum(_ring(params))
-    total = 0
-    for coefficient, chunk in chunks:
-        total = _checked_total(total, coefficient, params)
-        words = _first_polynomial(chunk, params)
-        accumulator.add(coefficient, _seal_public.load_fresh(_ring(params), words, chunk[-SEED_BYTES:]))
+    ring, total = _ring(params), 0
+    accumulator = _seal_public.WeightedSum(ring)
+    with _seal_public.loader(ring) as load:
+        for coefficient, chunk in chunks:
+            total = _checked_total(total, coefficient, params)
+            accumulator.add(coefficient, load(_first_polynomial(chunk, params), chunk[-SEED_BYTES:]))
     return pack_words(accumulator.words(), params)
 
 

@@ -19,6 +19,7 @@ from privfed.he.params import CkksParams
 
 _LIMB_BITS = 30
 _LIMB = np.uint64((1 << _LIMB_BITS) - 1)
+_PIECE = 1 << 14
 
 
 def quantise(values: ArrayLike, params: CkksParams, share: Fraction | None = None) -> tuple[NDArray[np.int64], int]:
@@ -50,11 +51,19 @@ def quantise(values: ArrayLike, params: CkksParams, share: Fraction | None = Non
     if share is not None and not 0 < share <= Fraction(1, 2):
         raise ValueError(f"expected a share above 0 and at most 1/2, got {share}; nothing was quantised")
     array = np.asarray(values, dtype=np.float64)
-    if not np.isfinite(array).all():
-        raise ValueError("expected finite values, got NaN or infinity; nothing was quantised")
-    saturated = int(np.count_nonzero(np.abs(array) > params.bound))
-    scaled = np.clip(array, -params.bound, params.bound) / params.bound * float(params.amplitude * (share or 1))
-    return np.rint(scaled).astype(np.int64), saturated
+    flat, factor = array.reshape(-1), float(params.amplitude * (share or 1))
+    grid, saturated = np.empty(flat.size, np.int64), 0
+    # A piece at a time stays in the cache of the processor: many passes over all of a large update would not.
+    for start in range(0, flat.size, _PIECE):
+        piece = flat[start : start + _PIECE]
+        if not np.isfinite(piece).all():
+            raise ValueError("expected finite values, got NaN or infinity; nothing was quantised")
+        scaled = np.clip(piece, -params.bound, params.bound)
+        saturated += int(np.count_nonzero(scaled != piece))
+        scaled /= params.bound
+        scaled *= factor
+        grid[start : start + _PIECE] = np.rint(scaled)
+    return grid.reshape(array.shape), saturated
 
 
 def dequantise(grid_sum: NDArray[np.int64], divisor: int | Fraction, params: CkksParams) -> NDArray[np.float64]:
@@ -76,16 +85,25 @@ def dequantise(grid_sum: NDArray[np.int64], divisor: int | Fraction, params: Ckk
 
 
 @cache
-def _slots(poly_modulus_degree: int) -> tuple[NDArray[np.int64], NDArray[np.complex128]]:
-    """Where SEAL's slots lie among the odd powers of the root zeta = exp(i pi / N), and zeta^0 .. zeta^(N-1).
+def _slots(poly_modulus_degree: int) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.complex128]]:
+    """Where SEAL's slots lie among the powers 4t + 1 of the root zeta = exp(i pi / N), for t below N / 2.
 
-    SEAL's slot i is the value at zeta^(3^i mod 2N) (ckks.h, CKKSEncoder, matrix_reps_index_map). The power 2t + 1 has index t.
+    SEAL's slot i is the value at zeta^(3^i mod 2N) (ckks.h, CKKSEncoder, matrix_reps_index_map). A power 4t + 3 is the conjugate of
+    the power 2N - 4t - 3, and so is the value of a real polynomial.
+
+    Returns:
+        Of each slot its index t, and whether it is the conjugate; and zeta^0 .. zeta^(N/2 - 1).
     """
-    power, indices = 1, np.empty(poly_modulus_degree // 2, np.int64)
-    for slot in range(poly_modulus_degree // 2):
-        indices[slot] = power // 2
+    power, powers = 1, np.empty(poly_modulus_degree // 2, np.int64)
+    for slot in range(powers.size):
+        powers[slot] = power
         power = power * 3 % (2 * poly_modulus_degree)
-    return indices, np.exp(1j * np.pi * np.arange(poly_modulus_degree) / poly_modulus_degree)
+    conjugate = powers % 4 == 3
+    return (
+        np.where(conjugate, 2 * poly_modulus_degree - powers, powers) // 4,
+        conjugate,
+        np.exp(1j * np.pi * np.arange(powers.size) / poly_modulus_degree),
+    )
 
 
 def evaluate(coefficients: NDArray[np.float64]) -> NDArray[np.complex128]:
@@ -97,10 +115,11 @@ def evaluate(coefficients: NDArray[np.float64]) -> NDArray[np.complex128]:
     Returns:
         Values of shape (N / 2,). Their relative error is part of `CkksParams.noise`.
     """
-    degree = coefficients.size
-    indices, roots = _slots(degree)
-    # p(zeta^(2t+1)) = sum_j (p_j zeta^j) exp(2 pi i j t / N), which is N times numpy's inverse FFT.
-    return np.fft.ifft(coefficients * roots, norm="forward")[indices]
+    half = coefficients.size // 2
+    indices, conjugate, roots = _slots(coefficients.size)
+    # zeta^(N/2) to any power 4t + 1 is i, so p(zeta^(4t+1)) = sum_j (p_j + i p_(j + N/2)) zeta^j exp(2 pi i j t / (N/2)) over j < N/2.
+    values = np.fft.ifft((coefficients[:half] + 1j * coefficients[half:]) * roots, norm="forward")[indices]
+    return np.where(conjugate, values.conj(), values)
 
 
 def interpolate(values: NDArray[np.complex128]) -> NDArray[np.float64]:
@@ -112,13 +131,11 @@ def interpolate(values: NDArray[np.complex128]) -> NDArray[np.float64]:
     Returns:
         Coefficients of shape (N,).
     """
-    degree = 2 * values.size
-    indices, roots = _slots(degree)
-    everywhere = np.empty(degree, np.complex128)
-    everywhere[indices] = values
-    # A real polynomial has conjugate values at conjugate points, and the conjugate of the power 2t + 1 has index N - 1 - t.
-    everywhere[degree - 1 - indices] = values.conj()
-    return (np.fft.fft(everywhere, norm="forward") * roots.conj()).real
+    indices, conjugate, roots = _slots(2 * values.size)
+    everywhere = np.empty(values.size, np.complex128)
+    everywhere[indices] = np.where(conjugate, values.conj(), values)
+    halves = np.fft.fft(everywhere, norm="forward") * roots.conj()
+    return np.concatenate((halves.real, halves.imag))
 
 
 def spread(grid: NDArray[np.int64], params: CkksParams) -> NDArray[np.complex128]:

@@ -52,7 +52,7 @@ _LINE_SECONDS_PER_BYTE = 8 / 100e6
 def transform_roundoff(poly_modulus_degree: int) -> float:
     """Bound on the relative error, in the Euclidean norm, of encoding or decoding in double precision.
 
-    Each way runs two FFTs of the degree, one in numpy and one in SEAL, and one multiplication by roots of unity. Higham,
+    Each way runs two FFTs, one in numpy of half the degree and one in SEAL, and one multiplication by roots of unity. Higham,
     2002, theorem 24.2: an FFT of log2(n) levels has a relative error of at most log2(n) * eta (1 + small), where
     eta = mu + gamma_4 (sqrt(2) + mu), gamma_4 = 4u (1 + small), and mu bounds the error of the roots. SEAL computes its roots
     from angles up to pi/4, each with an error of at most 2u, with sine and cosine to 1 ulp: mu <= 3.5u. So eta < 10u, and

@@ -36,6 +36,7 @@ _FILE_HEADER = b"privfed shared key v1\n"
 # The mean square of n noise terms stays within this share of its expectation, but for a probability of 2^-60 per chunk. See
 # `_is_residual_of`.
 _MEAN_SQUARE_TOLERANCE = 0.25
+_CHUNKS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,19 +208,21 @@ def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_k
         raise ParametersMismatchError("the round key was made for other parameters; nothing was encrypted")
     if grid.dtype != np.int64 or grid.shape != (layout.size,):
         raise ValueError(f"expected int64 grid points of shape ({layout.size},), got {grid.dtype} of shape {grid.shape}")
-    if (grid > params.largest_point).any() or (grid < -params.largest_point).any():
+    if grid.max() > params.largest_point or grid.min() < -params.largest_point:
         raise ValueError("expected grid points within the amplitude, got one beyond it; nothing was encrypted")
     ring = _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots)
     ring_key = round_key._take()  # pyright: ignore[reportPrivateUsage]
     tag_key = round_key._tag_key  # pyright: ignore[reportPrivateUsage]
-    chunks: list[bytes] = []
+    chunks, size = list[bytes](), params.chunk_coordinates
 
     def encrypted() -> Iterator[NDArray[np.uint64]]:
-        """Encrypts chunk by chunk, and hands on the words that the tags cover."""
-        for start in range(0, layout.size, params.chunk_coordinates):
-            words, seed = ring_key.encrypt(spread(grid[start : start + params.chunk_coordinates], params))
-            chunks.append(pack_words(words, params) + seed)
-            yield words if params.seeded_sums else np.concatenate((words, _seal_public.expand(ring, seed)))
+        """Encrypts a few chunks at a time, and hands on the words that the tags cover."""
+        for start in range(0, layout.size, size * _CHUNKS_AT_ONCE):
+            stop = min(start + size * _CHUNKS_AT_ONCE, layout.size)
+            polynomials = [spread(grid[first : min(first + size, stop)], params) for first in range(start, stop, size)]
+            for words, seed in ring_key.encrypt(polynomials):
+                chunks.append(pack_words(words, params) + seed)
+                yield words if params.seeded_sums else np.concatenate((words, _seal_public.expand(ring, seed)))
 
     values = tag_key.tag(encrypted()).values
     seeds = hashlib.sha256(b"".join(chunk[-SEED_BYTES:] for chunk in chunks)).digest()

@@ -1,23 +1,26 @@
 """Tags by which the clients see, before they decrypt, that a sum is the announced combination of the uploads.
 
-All clients derive secret random numbers r for the round, of 32 bits, one for each word of a ciphertext. The tag of an upload is the
-inner product <r, words> modulo the prime; the tag of a sum is the same sum of the tags. Who does not know r, and changes even one
-word of a sum, meets the tag with a probability of at most 2^-31. There are four tags with their own r, so 2^-124. Uploads carry
-their tags sealed: the server sees neither r nor a tag, and no verdict but "abort".
+All clients derive secret random numbers r for the round, of 32 bits, one for each word of a ciphertext: the key stream of AES-256 in
+counter mode (NIST SP 800-38A, section 6.5), under a key of the round. The tag of an upload is the inner product <r, words> modulo the
+prime; the tag of a sum is the same sum of the tags. Who does not know r, and changes even one word of a sum, meets the tag with a
+probability of at most 2^-31. There are four tags with their own r, so 2^-124. Uploads carry their tags sealed: the server sees neither
+r nor a tag, and no verdict but "abort".
 
 Where sums travel as seeds, the tags cover c0, and the seeds, from which c1 follows, are sealed with them as a digest. Elsewhere the
 tags cover c0 and the expanded c1.
 """
 
-import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
 from privfed.errors import TamperedAggregateError
@@ -27,9 +30,8 @@ from privfed.he.params import SEALED_TAGS_BYTES, CkksParams
 TAGS = 4
 TAG_SECRET_BYTES = 32
 _TAG_BYTES, _DIGEST_BYTES, _NONCE_BYTES, _RANDOM_BYTES = 8, 32, 12, 4
-# Products of 16 bits of r and 20 bits of a word, summed over at most 2^16 words, are exact in double precision.
-_HALF_BITS, _LIMB_BITS = 16, 20
-_LIMBS = 3
+# Random numbers and words are cut into limbs of 16 bits: sums of up to 2^21 products of two limbs are exact in double precision.
+_LIMB_BITS, _LIMBS = 16, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -61,7 +63,7 @@ class TagKey(Secret):
             raise ValueError(f"expected a secret of {TAG_SECRET_BYTES} bytes, got {len(secret)}")
         self._params = params
         self._secret = secret
-        self._random = derive(secret, TAG_SECRET_BYTES, b"privfed tag randomness v1")
+        self._random = derive(secret, TAG_SECRET_BYTES, b"privfed tag randomness v2")
 
     def tag(self, chunks: Iterable[NDArray[np.uint64]], *, seeds: bytes = b"") -> Tags:
         """Tags of words, read one chunk at a time.
@@ -70,17 +72,12 @@ class TagKey(Secret):
             chunks: Words below the modulus of each chunk in its order, of any number that is the same for uploads and sums.
             seeds: Digest of the seeds of an upload.
         """
-        total = [0] * TAGS
-        for index, words in enumerate(chunks):
-            stream = hashlib.shake_256(self._random + index.to_bytes(8, "big")).digest(TAGS * _RANDOM_BYTES * words.size)
-            halves = np.frombuffer(stream, "<u2").reshape(2 * TAGS, words.size).astype(np.float64)
-            limbs = np.empty((_LIMBS, words.size))
-            for limb in range(_LIMBS):
-                limbs[limb] = (words >> np.uint64(limb * _LIMB_BITS)) & np.uint64((1 << _LIMB_BITS) - 1)
-            products = (halves @ limbs.T).astype(np.int64).tolist()
-            for row, sums in enumerate(products):
-                shift = _HALF_BITS * (row % 2)
-                total[row // 2] += sum(value << (shift + limb * _LIMB_BITS) for limb, value in enumerate(sums))
+        total, stream = [0] * TAGS, _key_stream(self._random)
+        for words in chunks:
+            halves = np.frombuffer(stream(TAGS * _RANDOM_BYTES * words.size), "<u2").reshape(2 * TAGS, words.size).astype(np.float64)
+            limbs = words.astype("<u8", copy=False).view("<u2").reshape(words.size, _LIMBS).astype(np.float64)
+            for row, sums in enumerate((halves @ limbs).astype(np.int64).tolist()):
+                total[row // 2] += sum(value << _LIMB_BITS * (row % 2 + limb) for limb, value in enumerate(sums))
         return Tags(values=tuple(value % self._params.modulus for value in total), seeds=seeds)
 
     def combine(self, tags: Sequence[Tags], coefficients: Sequence[int]) -> Tags:
@@ -112,3 +109,9 @@ class TagKey(Secret):
 
     def _sealing_key(self, sender: str) -> bytes:
         return derive(self._secret, 32, b"privfed tag sealing v1", sender.encode())
+
+
+def _key_stream(key: bytes) -> Callable[[int], bytes]:
+    """So many bytes at a time of the key stream of AES in counter mode, from counter 0."""
+    encryptor = Cipher(AES(key), CTR(bytes(16))).encryptor()
+    return lambda size: encryptor.update(bytes(size))

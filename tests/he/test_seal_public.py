@@ -114,6 +114,22 @@ def test_sums_of_a_wrong_size_are_refused(ring):
         _seal_public.load_sum(ring, np.ones(4096, np.uint64))
 
 
+def test_what_one_path_loads_is_what_it_would_be_alone_whatever_came_before(ring, fresh):
+    def words(ciphertext):
+        total = _seal_public.WeightedSum(ring)
+        total.add(1, ciphertext)
+        return total.words().tolist()
+
+    alone = words(_seal_public.load_fresh(ring, *fresh))
+    with _seal_public.loader(ring) as load:
+        assert words(load(*fresh)) == alone
+        assert words(load(np.array(alone, np.uint64), b"")) == alone  # a whole one is longer
+        assert words(load(*fresh)) == alone
+        with pytest.raises(InvalidMessageError):
+            load(np.full(4096, ring.modulus, np.uint64), fresh[1])
+        assert words(load(*fresh)) == alone
+
+
 def test_words_beyond_the_modulus_do_not_get_past_seal_either(ring, params):
     words = np.ones(8192, np.uint64)
     words[5] = params.modulus
