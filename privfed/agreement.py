@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
 
+from privfed.aggregation.linear import check_weight
 from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.rules import FedAvg, Rule, WeightRule
 from privfed.aggregation.weighting import Weighting
@@ -42,8 +43,10 @@ class OpeningPolicy:
     max_share: float = 0.75
 
     def __post_init__(self) -> None:
-        if self.min_clients < 2 or not 0 < self.max_share < 1:
-            raise ValueError(f"expected min_clients from 2 and max_share between 0 and 1, got {self.min_clients!r} and {self.max_share!r}")
+        if type(self.min_clients) is not int or not 2 <= self.min_clients < 2**32:
+            raise ValueError(f"expected min_clients to be a whole number from 2, below 2^32, got {self.min_clients!r}")
+        if not isinstance(self.max_share, float) or not 0 < self.max_share < 1:
+            raise ValueError(f"expected max_share between 0 and 1, got {self.max_share!r}")
 
     def check(self, coefficients: Mapping[str, int]) -> None:
         """Refuses coefficients under which an opening would show too much of one client.
@@ -114,10 +117,13 @@ class Agreement:
         if set(self.weights) != set(self.roster.names):
             missing, extra = sorted(set(self.roster.names) - set(self.weights)), sorted(set(self.weights) - set(self.roster.names))
             raise ValueError(f"expected a weight for every client of the roster; missing {missing}, not in the roster {extra}")
-        object.__setattr__(self, "weights", MappingProxyType({name: self.weights[name] for name in self.roster.names}))
+        weights = {name: check_weight(self.weights[name], name=name) for name in self.roster.names}
+        object.__setattr__(self, "weights", MappingProxyType(weights))
         if strangers := sorted(set(self.populations) - set(self.roster.names)):
             raise ValueError(f"expected populations of clients of the roster, got some of {strangers}")
         kept = {name: self.populations[name] for name in self.roster.names if name in self.populations}
+        if not all(type(population) is str and population.isprintable() and 0 < len(population) <= 200 for population in kept.values()):
+            raise ValueError("expected populations of 1 to 200 printable characters, got others")
         object.__setattr__(self, "populations", MappingProxyType(kept))
         if self.silo is not None and self.silo.coordinates != self.layout.size:
             raise ValueError(f"expected silo noise for updates of {self.layout.size} coordinates, got {self.silo.coordinates}")
@@ -150,7 +156,7 @@ class Agreement:
             OpeningRefusedError: If the policy or the silo noise does not allow an opening of these participants, or one is not in the
                 roster.
         """
-        strangers = sorted(set(participants) - set(self.weights))
+        strangers = sorted(set(participants) - self.weights.keys())
         if strangers or not participants:
             raise OpeningRefusedError(f"expected participants of the roster, got none or strangers {strangers}; nothing was opened")
         if self.silo is not None:
@@ -277,7 +283,7 @@ class RoundContext:
         if len(self.history) != DIGEST_BYTES:
             raise ValueError(f"expected a history of {DIGEST_BYTES} bytes, got {len(self.history)}")
         for number in (self.round, self.attempt):
-            if not 0 <= number < 2**32:
+            if type(number) is not int or not 0 <= number < 2**32:
                 raise ValueError(f"expected round and attempt from 0 to 2^32 - 1, got {number!r}")
 
     @cached_property

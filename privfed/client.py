@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
+from privfed.aggregation.linear import check_weight
 from privfed.data.samples import Samples
 from privfed.dp.countersign import record, state_head
 from privfed.dp.entries import Party, Signer
@@ -14,6 +15,7 @@ from privfed.dp.mechanism import Budget
 from privfed.dp.silo import SiloNoise
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
+from privfed.identity import check_name
 from privfed.training.compiled import CompiledSum
 from privfed.training.dpsgd import check, train
 from privfed.training.loss import PerSampleLoss
@@ -21,7 +23,7 @@ from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.training.objective import Correction
 from privfed.training.randomness import Randomness
 from privfed.training.scaffold import ControlVariates, Scaffold
-from privfed.update import Aggregate, PlainVector, Update
+from privfed.update import Aggregate, Layout, PlainVector, Update
 
 _MOST_RETRIES = 1 << 16
 
@@ -40,7 +42,7 @@ class Client:
         compiled: What `compile_sum` made of the model, the loss and `training`; left out, nothing is compiled.
 
     Raises:
-        ValueError: If `DpSgd` has no ledger, or as `check_delta`. Nothing was charged.
+        ValueError: If the name or the weight is none, or `DpSgd` has no ledger, or as `check_delta`. Nothing was charged.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Client:
     compiled: CompiledSum | None = None
 
     def __post_init__(self) -> None:
+        check_name(self.name)
+        object.__setattr__(self, "weight", check_weight(self.weight, name=self.name))
         if isinstance(self.training, DpSgd) and self.ledger is None:
             raise ValueError(f"expected a ledger for {self.name!r}, which trains with DP-SGD; open one with Ledger.open")
         if self.ledger is not None:
@@ -139,6 +143,21 @@ class Trainer:
     def weight(self) -> float:
         """The client's weight. Public, unless the agreement says that weights are private."""
         return self._client.weight
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the model that it trains. Public."""
+        return self._layout
+
+    @property
+    def params(self) -> CkksParams:
+        """Encryption parameters that it trains for. Public."""
+        return self._params
+
+    @property
+    def silo(self) -> SiloNoise | None:
+        """The noise for whole silos that it charges. Public."""
+        return self._silo
 
     @property
     def population(self) -> str | None:

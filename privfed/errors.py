@@ -62,6 +62,21 @@ class KeyErasedError(PrivFedError):
     """The key of a round was erased after a later aggregate was stored; nobody who kept to this can open the round again."""
 
 
+@final
+class DamagedFileError(PrivFedError):
+    """A file that a party keeps for itself is missing, damaged, or belongs to something else."""
+
+
+@final
+class FolderInUseError(PrivFedError):
+    """Another process, or another object in this one, works in the folder."""
+
+
+@final
+class ModelMismatchError(PrivFedError):
+    """Two parties opened the same rounds and hold different models. It cannot happen while opened sums are exact."""
+
+
 class CohortError(PrivFedError):
     """The participants of a round are not those that its policy demands."""
 

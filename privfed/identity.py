@@ -15,11 +15,21 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from privfed.errors import InvalidMessageError
-from privfed.private_file import read_private, write_private
+from privfed.files import create, read_private
 
 SIGNATURE_BYTES = 64
 _MOST_PEM_BYTES = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(name: object) -> None:
+    """Refuses what is no name of a party: names stand in messages, paths and reports.
+
+    Raises:
+        ValueError: If it is not 1-64 letters, digits, dots, dashes or underscores that start with a letter or digit.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"expected a name of 1-64 letters, digits, '.', '-' or '_', starting with a letter or digit, got {name!r}")
 
 
 def _raw(key: Ed25519PublicKey) -> bytes:
@@ -38,10 +48,7 @@ class PublicIdentity:
     public_key: bytes
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ValueError(
-                f"expected a name of 1-64 letters, digits, '.', '-' or '_', starting with a letter or digit, got {self.name!r}"
-            )
+        check_name(self.name)
         if len(self.public_key) != 32:
             raise ValueError(f"expected a public key of 32 bytes, got {len(self.public_key)}")
 
@@ -105,7 +112,7 @@ class Identity:
     def save(self, path: Path) -> None:
         """Writes the private key as PKCS#8 PEM, mode 0600, never over an existing file."""
         pem = self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        write_private(path, pem)
+        create(path, pem)
 
     @property
     def name(self) -> str:
@@ -126,6 +133,9 @@ class Identity:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an identity holds a private key and cannot be copied or pickled; use save and load")
+
+    def __getstate__(self) -> NoReturn:
+        self.__reduce__()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,11 @@
 """What a party promised and opened, durably, so that no crash and no second digest makes it open a round twice."""
 
-import os
 import sqlite3
-from collections.abc import Generator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 from privfed.agreement import RoundContext
 from privfed.errors import AlreadyOpenedError, OpeningRefusedError
+from privfed.table import Table
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
@@ -36,31 +34,11 @@ class Journal:
 
     Raises:
         PermissionError: If others than the owner may write the file.
+        DamagedFileError: If it holds something else. So does every method, and nothing was recorded.
     """
 
     def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            if os.name == "posix" and os.fstat(descriptor).st_mode & 0o022:
-                raise PermissionError(f"expected {path.name} to be writable by its owner only; run chmod 600 on it")
-        finally:
-            os.close(descriptor)
-        self._path = path
-        with self._transaction() as connection:
-            connection.execute(_SCHEMA)
-
-    @contextmanager
-    def _transaction(self) -> Generator[sqlite3.Connection]:
-        """A connection per transaction: threads and processes may share the file, and nothing is left open."""
-        with closing(sqlite3.connect(self._path, isolation_level=None, timeout=60)) as connection:
-            connection.execute("PRAGMA synchronous = EXTRA")  # also survives a power cut right after the commit
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
+        self._table = Table(path, schema=_SCHEMA)
 
     def approve(self, context: RoundContext, digest: bytes) -> None:
         """Records that this party stands to a digest. The same digest again is fine.
@@ -72,7 +50,7 @@ class Journal:
         Raises:
             AlreadyOpenedError: If the round is promised to another digest, of whatever attempt; nothing was recorded.
         """
-        with self._transaction() as connection:
+        with self._table.transaction() as connection:
             self._claim(connection, context, digest)
 
     def begin(self, context: RoundContext, digest: bytes, *, aggregate: bytes) -> None:
@@ -88,7 +66,7 @@ class Journal:
         Raises:
             AlreadyOpenedError: If the round is promised to another digest, another aggregate was begun, or the opening is finished.
         """
-        with self._transaction() as connection:
+        with self._table.transaction() as connection:
             self._claim(connection, context, digest)
             begun, finished = connection.execute(
                 "SELECT aggregate, finished FROM rounds WHERE session = ? AND round = ?", (context.agreement.session, context.round)
@@ -107,7 +85,7 @@ class Journal:
         Raises:
             OpeningRefusedError: If this aggregate was not begun, or is finished; nothing was recorded.
         """
-        with self._transaction() as connection:
+        with self._table.transaction() as connection:
             changed = connection.execute(
                 "UPDATE rounds SET finished = 1 WHERE session = ? AND round = ? AND aggregate = ? AND finished = 0",
                 (context.agreement.session, context.round, aggregate),
@@ -117,7 +95,7 @@ class Journal:
 
     def settle(self, context: RoundContext) -> None:
         """Finishes an opening whose aggregate turned out to be stored already: the party crashed in between. Else, it does nothing."""
-        with self._transaction() as connection:
+        with self._table.transaction() as connection:
             connection.execute(
                 "UPDATE rounds SET finished = 1 WHERE session = ? AND round = ? AND aggregate IS NOT NULL",
                 (context.agreement.session, context.round),

@@ -7,6 +7,7 @@ from privfed.errors import LayoutMismatchError
 from privfed.he.additive import CkksVector
 from privfed.he.codec import quantise
 from privfed.he.secret import RoundBinding, RoundKey, SharedKey, encrypt
+from privfed.keys.chain import KeyChain
 from privfed.update import PlainVector, Update
 
 
@@ -23,12 +24,15 @@ class Protected:
     saturated: int
 
 
-def round_key(key: SharedKey, context: RoundContext) -> RoundKey:
+def round_key(key: SharedKey | KeyChain, context: RoundContext) -> RoundKey:
     """The secret key of one attempt at one round; another attempt, round, session, roster or parameter has another.
 
     Args:
-        key: The clients' shared secret.
+        key: The clients' shared secret, or the chain that stands where it does.
         context: Agreement, round and attempt.
+
+    Raises:
+        KeyErasedError, KeyRefusedError: As `KeyChain.round_key`.
     """
     agreement = context.agreement
     return key.round_key(

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from privfed.agreement import RoundContext
-from privfed.errors import BudgetExceededError, CohortError, PrivFedError
+from privfed.errors import BudgetExceededError, CohortError, ModelMismatchError, PrivFedError
 from privfed.keyholder import KeyHolder
 from privfed.session import ClientSession
 from privfed.update import Aggregate, PlainVector, effective_clients
@@ -42,6 +42,7 @@ class RoundServer(Protocol):
     def receive_approval(self, data: bytes) -> str: ...
     def aggregate(self) -> bytes: ...
     def receive_abort(self, data: bytes) -> str: ...
+    def received_bytes(self) -> Mapping[str, int]: ...
 
 
 class RoundClient(Protocol):
@@ -195,7 +196,6 @@ def run_round(
         PrivFedError: If a party refuses what another one sent. Of a client that refuses the aggregate the server learns no reason.
     """
     clock = Clock()
-    up, down = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
 
     def answers(name: str, stage: Stage) -> bool:
         return silent.get(name, stage + 1) > stage
@@ -204,9 +204,7 @@ def run_round(
         with clock.phase("setup"):
             for name in selected:
                 if answers(name, Stage.SETUP):
-                    message = clients[name].setup(context)
-                    server.receive_setup(message)
-                    up[name] += len(message)
+                    server.receive_setup(clients[name].setup(context))
             server.start_uploads()
     refused: list[str] = []
     for name in () if server.participants() else server.cohort():
@@ -220,7 +218,6 @@ def run_round(
             continue
         with clock.phase("receive"):
             server.receive_upload(message)
-        up[name] += len(message)
     with clock.phase("approve"):
         try:
             digest = server.close()
@@ -234,12 +231,11 @@ def run_round(
         participants = server.participants()
         for name in server.missing_approvals():
             if answers(name, Stage.APPROVAL):
-                message = clients[name].approve(context, digest)
-                server.receive_approval(message)
-                up[name] += len(message)
-                down[name] += len(digest)
+                server.receive_approval(clients[name].approve(context, digest))
     with clock.phase("sum"):
         data = server.aggregate()
+    # From here on nothing is counted from what happened in this call alone: the round may have begun before a restart.
+    down = dict.fromkeys(participants, len(digest))
     with clock.phase("open"):
         for name, client in clients.items():
             if answers(name, Stage.OPENING):
@@ -249,17 +245,18 @@ def run_round(
                     # Why is the client's own knowledge: an answer that tells a server more helps it to forge.
                     server.receive_abort(client.abort(context))
                     raise
-                down[name] += len(data)
+                down[name] = down.get(name, 0) + len(data)
     coefficients = context.agreement.coefficients(participants)
+    up = server.received_bytes()
     return RoundRecord(
         round=context.round,
         selected=tuple(selected),
-        refused=tuple(refused),
+        refused=tuple(name for name in server.cohort() if name not in participants and answers(name, Stage.UPLOAD)),
         silent={name: stage for name, stage in silent.items() if name in selected or stage is Stage.OPENING},
         history=server.next_history().hex(),
         coefficients=coefficients,
         bytes_up={name: up[name] for name in participants},
-        bytes_down={name: count for name, count in down.items() if count},
+        bytes_down={name: down[name] for name in clients if name in down},
         seconds=clock.seconds,
     )
 
@@ -268,11 +265,14 @@ def check_same_model(sessions: Sequence[ClientSession]) -> None:
     """Refuses to go on when clients with the same history hold different models.
 
     Raises:
-        CohortError: If they do. It cannot happen while opened sums are exact.
+        ModelMismatchError: If they do. It cannot happen while opened sums are exact, and no file is exchanged.
     """
     models: dict[bytes, PlainVector] = {}
     for session in sessions:
         state = session.state
         known = models.setdefault(state.history, state.values)
         if (known.values != state.values.values).any():
-            raise CohortError("two clients opened the same rounds and hold different models; nothing more was done")
+            raise ModelMismatchError(
+                f"{session.name!r} opened the same rounds as another client and holds another model; nothing more was done; put back the "
+                "folder of the client whose model was changed"
+            )

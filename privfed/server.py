@@ -6,16 +6,24 @@ upload while it adds.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
 from privfed.agreement import RoundContext
 from privfed.digest import RoundDigest, abridge, hash_abridged, hash_message
-from privfed.errors import CohortError, OpeningRefusedError, ParametersMismatchError
+from privfed.errors import (
+    CohortError,
+    DamagedFileError,
+    InvalidMessageError,
+    OpeningRefusedError,
+    ParametersMismatchError,
+    RoundMismatchError,
+)
 from privfed.he.additive import CkksVector, SeededSum, sum_chunks, sum_first_polynomials
-from privfed.he.params import SEED_BYTES
-from privfed.identity import Identity
+from privfed.he.params import KEY_ID_BYTES, SEED_BYTES
+from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import Kind
 from privfed.spool import Spool
 from privfed.wire import (
@@ -61,6 +69,8 @@ class Server:
     Raises:
         ValueError: If the identity is not the roster's server, or a selected client is not in the roster.
         CohortError: If the policy demands more clients than were selected; nothing was started.
+
+    What the server kept is verified again when it is used. Where it is not what came, every method raises `DamagedFileError`.
     """
 
     def __init__(self, *, context: RoundContext, identity: Identity, selected: Collection[str], spool: Path) -> None:
@@ -129,8 +139,9 @@ class Server:
             return cohort
         self._require_enough(cohort, "setup messages")
         groups: defaultdict[bytes, list[str]] = defaultdict(list)
-        for name in cohort:
-            groups[decode_setup(self._spool.get(_prefix(Kind.SETUP) + name), self._context)[1]].append(name)
+        with self._reading():
+            for name in cohort:
+                groups[decode_setup(self._spool.get(_prefix(Kind.SETUP) + name), self._context)[1]].append(name)
         key_id = max(groups, key=lambda candidate: len(groups[candidate]))
         if len(groups) > 1:
             differing = [name for name in cohort if name not in groups[key_id]]
@@ -172,10 +183,11 @@ class Server:
             except OpeningRefusedError as error:
                 raise CohortError(f"the uploads that came may not be opened: {error}; nothing was summed") from error
             hashes, statements = list[bytes](), dict[str, bytes]()
-            for name in participants:
-                upload = self._spool.get(_prefix(Kind.UPLOAD) + name)
-                hashes.append(hash_message(upload))
-                statements[name] = upload_statement(upload, self._context)
+            with self._reading():
+                for name in participants:
+                    upload = self._spool.get(_prefix(Kind.UPLOAD) + name)
+                    hashes.append(hash_message(upload))
+                    statements[name] = upload_statement(upload, self._context)
             digest = RoundDigest(
                 participants=participants,
                 coefficients=tuple(coefficients.values()),
@@ -205,23 +217,35 @@ class Server:
             An aggregate message, for the openers.
 
         Raises:
-            CohortError: If an approval is missing, or a stored upload is not what was announced; nothing was summed.
+            CohortError: If an approval is missing; nothing was summed.
+            DamagedFileError: If what was stored is not what came; nothing was summed.
         """
         digest = self._digest()
         if self.phase is Phase.APPROVAL:
             missing = self.missing_approvals()
             if missing:
                 raise CohortError(f"approvals of {list(missing)} are missing; nothing was summed; wait for them or go on with a new round")
-            uploads: list[bytes] = []
-            for name, announced in zip(digest.participants, digest.upload_hashes, strict=True):
-                uploads.append(abridge(self._spool.get(_prefix(Kind.UPLOAD) + name)))
-                if hash_abridged(uploads[-1]) != announced:
-                    raise CohortError(f"the stored upload of {name!r} is not the announced one; nothing was summed")
-            approvals = [self._spool.get(_prefix(Kind.APPROVAL) + name) for name in digest.participants]
+            with self._reading():
+                uploads = [self._announced(name, upload) for name, upload in zip(digest.participants, digest.upload_hashes, strict=True)]
+                approvals = [self._spool.get(_prefix(Kind.APPROVAL) + name) for name in digest.participants]
+                for approval in approvals:
+                    decode_approval(approval, self._context, digest)
+                total = self._sum(digest)
             announcement = self._spool.get(Phase.UPLOAD.value)
-            message = encode_aggregate(self._context, self._identity, announcement, approvals, uploads=uploads, total=self._sum(digest))
+            message = encode_aggregate(self._context, self._identity, announcement, approvals, uploads=uploads, total=total)
             self._spool.put(Phase.APPROVAL.value, message)
-        return self._spool.get(Phase.APPROVAL.value)
+            return message
+        message = self._spool.get(Phase.APPROVAL.value)
+        with self._reading():
+            self._identity.public.verify(memoryview(message)[:-SIGNATURE_BYTES], message[-SIGNATURE_BYTES:])
+        return message
+
+    def _announced(self, name: str, upload_hash: bytes) -> bytes:
+        """What stays of a stored upload when its ciphertexts are taken away, if it is the one that was announced."""
+        abridged = abridge(self._spool.get(_prefix(Kind.UPLOAD) + name))
+        if hash_abridged(abridged) != upload_hash:
+            raise InvalidMessageError
+        return abridged
 
     def receive_abort(self, data: bytes) -> str:
         """Stores a client's word that it did not open the aggregate; returns the client's name. Nobody tells the server why.
@@ -257,9 +281,30 @@ class Server:
             seeds[name].extend(chunk[-SEED_BYTES:])
             yield multiplier, chunk
 
+    def received_bytes(self) -> dict[str, int]:
+        """Bytes of the setup message, upload and approval that each client sent, by name; of all that sent any."""
+        kinds = (Kind.SETUP, Kind.UPLOAD, Kind.APPROVAL)
+        sizes = {kind: {name: self._spool.path(_prefix(kind) + name).stat().st_size for name in self.received(kind)} for kind in kinds}
+        return {name: sum(sizes[kind].get(name, 0) for kind in kinds) for name in self.received(Kind.SETUP)}
+
     @property
     def _key_id(self) -> bytes:
-        return self._spool.get(Phase.SETUP.value)
+        key_id = self._spool.get(Phase.SETUP.value)
+        with self._reading():
+            if len(key_id) != KEY_ID_BYTES:
+                raise InvalidMessageError
+        return key_id
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        """For what this server verified when it came, and kept: now it can only be damaged."""
+        try:
+            yield
+        except (InvalidMessageError, RoundMismatchError, FileNotFoundError, IsADirectoryError) as error:
+            raise DamagedFileError(
+                f"the server's spool of round {self._context.round} is damaged: a message is missing or is not what came; nothing was "
+                "summed; put the folder back as it was, or go on with a new round"
+            ) from error
 
     def _upload_path(self, name: str) -> Path:
         return self._spool.path(_prefix(Kind.UPLOAD) + name)
@@ -267,7 +312,9 @@ class Server:
     def _digest(self) -> RoundDigest:
         if self.phase in (Phase.SETUP, Phase.UPLOAD):
             raise CohortError(f"round {self._context.round} has no digest yet; close the uploads first; nothing happened")
-        return decode_digest(self._spool.get(Phase.UPLOAD.value), self._context, self._key_id)
+        key_id = self._key_id
+        with self._reading():
+            return decode_digest(self._spool.get(Phase.UPLOAD.value), self._context, key_id)
 
     def _require_started(self) -> None:
         if self.phase is Phase.SETUP:

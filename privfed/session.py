@@ -1,6 +1,7 @@
 """A client's side of a session, up to the approval of a digest. Bytes in, bytes out."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,18 +10,24 @@ from privfed.approval import approve
 from privfed.client import Trainer
 from privfed.digest import hash_message
 from privfed.dp.countersign import HeadMemory
-from privfed.errors import AgreementMismatchError, HistoryMismatchError, OpeningRefusedError
+from privfed.errors import AgreementMismatchError, DamagedFileError, HistoryMismatchError, OpeningRefusedError, PrivFedError
+from privfed.files import FolderLock, make_folder, sweep
 from privfed.identity import Identity
 from privfed.journal import Journal
+from privfed.keys.chain import KeyChain
 from privfed.protect import protect, round_key
 from privfed.spool import Spool
 from privfed.state import ModelState, ModelStore
 from privfed.update import Aggregate, PlainVector
-from privfed.wire import encode_abort, encode_setup, encode_upload
+from privfed.wire import decode_upload, encode_abort, encode_setup, encode_upload
 from privfed.wire_aggregate import SignedHeads
 
 if TYPE_CHECKING:
     from privfed.he.secret import RoundKey, SharedKey
+
+
+_JOURNAL = "journal.sqlite"
+_HEADS = "heads.sqlite"
 
 
 class ClientSession:
@@ -31,39 +38,61 @@ class ClientSession:
     directory goes on where the last one stopped. An upload is stored before the ledger's reservation is committed, and a retry
     resends the stored bytes; so nothing is trained, encrypted or charged twice for one upload.
 
+    One object at a time holds the directory, until `close`, or until the object or the process ends.
+
     Args:
         trainer: The client's training.
         identity: Its signing key.
         agreement: What the session agreed on.
-        keys: The clients' shared key. Secret.
+        keys: The clients' shared key; or their `KeyChain`, whose keys are erased as soon as a round is in the model. Secret.
         start: The weights from which the session starts, if the directory holds no later ones.
         directory: This client's own; made with mode 0700 if it is not there.
 
     Raises:
-        AgreementMismatchError: If the agreement names another ledger than the client keeps; nothing was done.
+        AgreementMismatchError: If the identity, the start, the model, the encryption parameters, the weight, the ledger or the silo
+            noise is another one than the agreement names; nothing was done.
+        FolderInUseError: If another object holds the directory; nothing was done.
+        DamagedFileError: If a file in the directory is damaged, or was taken away; nothing was done.
         PrivFedError: As `Trainer.remember`.
     """
 
     def __init__(
-        self, *, trainer: Trainer, identity: Identity, agreement: Agreement, keys: "SharedKey", start: PlainVector, directory: Path
+        self,
+        *,
+        trainer: Trainer,
+        identity: Identity,
+        agreement: Agreement,
+        keys: "SharedKey | KeyChain",
+        start: PlainVector,
+        directory: Path,
     ) -> None:
-        if agreement.populations.get(identity.name) != trainer.population:
-            raise AgreementMismatchError(
-                f"the agreement and {identity.name!r} do not name the same privacy ledger; nothing was done; agree on the population of "
-                "every client's ledger, or on none where a client keeps none"
-            )
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._trainer = trainer
-        self._identity = identity
-        self._agreement = agreement
-        self._keys = keys
-        self._outbox = Spool(directory / "outbox")
-        self._store = ModelStore(directory / "model.npz", layout=agreement.layout)
-        self._state = self._store.load() or ModelState(values=start)
-        trainer.remember(directory, rounds=self._state.rounds)
-        self._round_key: tuple[bytes, RoundKey] | None = None
-        self.journal = Journal(directory / "journal.sqlite")
-        self._heads = HeadMemory(directory / "heads.sqlite")
+        _check_agreed(agreement, identity=identity, trainer=trainer, start=start)
+        make_folder(directory)
+        with ExitStack() as stack:
+            lock = FolderLock(directory)
+            stack.callback(lock.release)
+            self._trainer = trainer
+            self._identity = identity
+            self._agreement = agreement
+            self._keys = keys
+            self._outbox = Spool(directory / "outbox")
+            for folder in (directory, directory / "outbox"):
+                sweep(folder)
+            self._store = ModelStore(directory / "model.npz", layout=agreement.layout)
+            stored = self._store.load()
+            _check_complete(directory, used=stored is not None or bool(self._outbox.names("")))
+            self._state = stored or ModelState(values=start)
+            trainer.remember(directory, rounds=self._state.rounds)
+            self._round_key: tuple[bytes, RoundKey] | None = None
+            self.journal = Journal(directory / _JOURNAL)
+            self._heads = HeadMemory(directory / _HEADS)
+            self._erase_stored()
+            stack.pop_all()
+        self._lock = lock
+
+    def close(self) -> None:
+        """Lets go of the folder, so that another object may go on there."""
+        self._lock.release()
 
     @property
     def name(self) -> str:
@@ -96,12 +125,15 @@ class ClientSession:
         Raises:
             HistoryMismatchError: If this client has not opened the rounds that the context builds on; nothing was trained.
             BudgetExceededError: If the budget does not cover the round; nothing was trained.
+            DamagedFileError: If the stored bytes are not what was written; nothing was sent.
             PrivFedError: As `Trainer.train`; what was charged stays charged.
         """
         self.check_history(context)
         place = {"session": context.agreement.session, "round": context.round, "attempt": context.attempt}
         name = _outbox_name(context)
-        if not self._outbox.has(name):
+        if self._outbox.has(name):
+            self._check_stored(context, self._outbox.get(name))
+        else:
             update = self._trainer.train(self._state.values, **place)
             protected = protect(update, context, round_key=self.round_key(context), weight=self._trainer.weight)
             peers = tuple(peer for peer in context.agreement.roster.names if peer != self.name)
@@ -109,6 +141,15 @@ class ClientSession:
             self._outbox.put(name, encode_upload(context, self._identity, protected.update, statement=statement))
         self._trainer.commit(**place)
         return self._outbox.get(name)
+
+    def _check_stored(self, context: RoundContext, data: bytes) -> None:
+        try:
+            decode_upload(data, context, self.round_key(context).key_id)
+        except PrivFedError as error:
+            raise DamagedFileError(
+                f"the stored upload of {self.name!r} for round {context.round} is not what was written; nothing was sent; put it back, or "
+                "leave this client out of the round: its model and its ledger are not concerned"
+            ) from error
 
     def approve(self, context: RoundContext, digest: bytes) -> bytes:
         """Checks the server's digest and signs it. Whatever the digest is, nothing is trained, encrypted or charged for it.
@@ -188,6 +229,40 @@ class ClientSession:
         )
         self._store.save(state)
         self._state = state
+        self._erase_stored()
+
+    def _erase_stored(self) -> None:
+        """Erases the keys of the rounds that are in the model, if the key can be erased round by round."""
+        if isinstance(self._keys, KeyChain) and self._state.rounds:
+            self._round_key = None
+            self._keys.erase_through(self._state.rounds[-1])
+
+
+def _check_agreed(agreement: Agreement, *, identity: Identity, trainer: Trainer, start: PlainVector) -> None:
+    name = identity.name
+    agreed = {
+        "identity": identity.public in agreement.roster.clients,
+        "start": start.digest == agreement.start,
+        "layout of the model": trainer.layout == start.layout == agreement.layout,
+        "encryption parameters": trainer.params == agreement.params,
+        "weight": agreement.private_weights is not None or agreement.weights.get(name) == trainer.weight,
+        "privacy ledger": agreement.populations.get(name) == trainer.population,
+        "silo noise": trainer.silo == agreement.silo,
+    }
+    if differing := [part for part, same in agreed.items() if not same]:
+        raise AgreementMismatchError(
+            f"{name!r} has another {' and another '.join(differing)} than the agreement names for it; nothing was done; begin with what "
+            "was agreed, or agree anew"
+        )
+
+
+def _check_complete(directory: Path, *, used: bool) -> None:
+    missing = [name for name in (_JOURNAL, _HEADS) if not (directory / name).exists()]
+    if used and missing:
+        raise DamagedFileError(
+            f"{' and '.join(missing)} are missing beside the uploads or the model of {directory.name!r}; nothing was done; a client that "
+            "forgot what it promised may be talked into a second opening: put the files back, or join a new session in a new folder"
+        )
 
 
 def _outbox_name(context: RoundContext) -> str:

@@ -1,8 +1,8 @@
 """A directory in which the server keeps signed messages, so that it can go on after a crash."""
 
-import os
-import tempfile
 from pathlib import Path
+
+from privfed.files import create, make_folder
 
 
 class Spool:
@@ -15,7 +15,7 @@ class Spool:
     """
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(directory)
         self._directory = directory
 
     def path(self, name: str) -> Path:
@@ -34,30 +34,17 @@ class Spool:
         """
         return self.path(name).read_bytes()
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes | memoryview) -> None:
         """Writes a file. The same bytes again are fine.
 
         Raises:
             FileExistsError: If the file holds other bytes; it is left as it is.
         """
-        descriptor, temporary = tempfile.mkstemp(dir=self._directory, prefix=".")
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(temporary, self.path(name))  # fails where a rename would replace
-            except FileExistsError:
-                if self.get(name) != data:
-                    raise
-        finally:
-            os.unlink(temporary)
-        directory = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            create(self.path(name), data)
+        except FileExistsError:
+            if self.get(name) != data:
+                raise
 
     def names(self, prefix: str) -> tuple[str, ...]:
         """Names of the files that start with the prefix, without it, sorted."""

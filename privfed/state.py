@@ -1,13 +1,15 @@
 """A party's durable copy of the model: which rounds are in it, and its weights."""
 
-import os
-import tempfile
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from privfed.agreement import DIGEST_BYTES
+from privfed.errors import DamagedFileError
+from privfed.files import replacement
 from privfed.update import Layout, PlainVector
 
 
@@ -52,35 +54,31 @@ class ModelStore:
 
         Raises:
             LayoutMismatchError: If the file holds a model of another size.
+            DamagedFileError: If it is damaged, or holds something else.
         """
         if not self._path.exists():
             return None
-        with np.load(self._path, allow_pickle=False) as file:
+        data = BytesIO(self._path.read_bytes())
+        try:
+            with np.load(data, allow_pickle=False) as file:
+                values, rounds, history = file["values"], file["rounds"], file["history"]
             return ModelState(
-                values=PlainVector(layout=self._layout, values=file["values"]),
-                rounds=tuple(int(number) for number in file["rounds"]),
-                history=file["history"].tobytes(),
+                values=PlainVector(layout=self._layout, values=values),
+                rounds=tuple(int(number) for number in rounds),
+                history=history.tobytes(),
             )
+        except (ValueError, TypeError, LookupError, AttributeError, EOFError, OSError, RuntimeError, BadZipFile) as error:
+            raise DamagedFileError(
+                f"{self._path.name} is damaged or no model of a session; nothing was done; put it back, or take it away with the whole "
+                "folder of this client and join a new session"
+            ) from error
 
     def save(self, state: ModelState) -> None:
         """Replaces the stored state; it is on disk, synchronised, before this returns."""
-        descriptor, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                np.savez(
-                    file,
-                    values=state.values.values,
-                    rounds=np.array(state.rounds, dtype=np.int64),
-                    history=np.frombuffer(state.history, dtype=np.uint8),
-                )
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        with replacement(self._path) as file:
+            np.savez(
+                file,
+                values=state.values.values,
+                rounds=np.array(state.rounds, dtype=np.int64),
+                history=np.frombuffer(state.history, dtype=np.uint8),
+            )

@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from privfed.errors import LayoutMismatchError
 
+_MOST_COORDINATES = 2**40
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -27,7 +29,8 @@ class Layout:
         shapes: Shape of each tensor. An empty shape is a scalar; every dimension is at least 1.
 
     Raises:
-        ValueError: If names repeat, the lengths differ, there is no tensor, or a dimension is not positive.
+        ValueError: If names repeat or cannot be printed, the lengths differ, there is no tensor, a dimension is no positive whole
+            number, or there are 2^40 coordinates or more.
 
     Example:
         >>> layout = Layout(names=("weight", "bias"), shapes=((2, 3), (2,)))
@@ -43,8 +46,12 @@ class Layout:
             raise ValueError(f"expected one shape for each of at least one name, got {len(self.names)} names and {len(self.shapes)} shapes")
         if len(set(self.names)) != len(self.names):
             raise ValueError("expected unique tensor names, got a repeated one")
-        if any(dimension < 1 for shape in self.shapes for dimension in shape):
-            raise ValueError("expected every dimension of every tensor to be at least 1")
+        if not all(type(name) is str and name.isprintable() for name in self.names):
+            raise ValueError("expected names of tensors that can be printed")
+        if any(type(dimension) is not int or dimension < 1 for shape in self.shapes for dimension in shape):
+            raise ValueError("expected every dimension of every tensor to be a whole number of at least 1")
+        if self.size >= _MOST_COORDINATES:
+            raise ValueError(f"expected fewer than {_MOST_COORDINATES} coordinates in all tensors together")
 
     @cached_property
     def size(self) -> int:

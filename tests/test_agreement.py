@@ -1,8 +1,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from privfed.aggregation.gram import Gram
@@ -43,10 +45,19 @@ def test_the_policy_refuses_a_krum_that_keeps_too_few(keep: int, allowed: bool) 
 
 
 @pytest.mark.parametrize(
-    "changes", [{"min_clients": 1}, {"min_clients": 0}, {"max_share": 0.0}, {"max_share": 1.0}, {"max_share": math.nan}]
+    "changes",
+    [
+        {"min_clients": 1},
+        {"min_clients": 0},
+        {"max_share": 0.0},
+        {"max_share": 1.0},
+        {"max_share": math.nan},
+        *({"min_clients": value} for value in (math.nan, 2.5, 3.0, True, "3", 2**70, math.inf)),
+        {"max_share": "0.5"},
+    ],
 )
 def test_a_policy_that_would_open_single_updates_cannot_be_made(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected min_clients from 2 and max_share between 0 and 1"):
+    with pytest.raises(ValueError, match="expected (min_clients to be a whole number from 2|max_share between 0 and 1)"):
         OpeningPolicy(**changes)
 
 
@@ -122,20 +133,22 @@ def test_equal_weights_of_another_type_are_the_same_agreement(parties: Any) -> N
     assert integers.digest == parties.agreement.digest
 
 
-def test_a_context_is_bound_to_round_attempt_and_agreement(parties: Any) -> None:
+def test_a_context_is_bound_to_round_attempt_history_and_agreement(parties: Any) -> None:
     contexts = [
-        RoundContext(agreement=agreement, round=number, attempt=attempt)
+        RoundContext(agreement=agreement, round=number, attempt=attempt, history=history)
         for agreement in (parties.agreement, replace(parties.agreement, session=bytes(16)))
         for number in (0, 1)
         for attempt in (0, 1)
+        for history in (bytes(32), bytes(31) + b"h")
     ]
     assert len({context.digest for context in contexts}) == len(contexts)
 
 
-@pytest.mark.parametrize("numbers", [{"round": -1}, {"round": 2**32}, {"round": 0, "attempt": -1}, {"round": 0, "attempt": 2**32}])
-def test_a_round_or_an_attempt_that_does_not_fit_the_wire_is_refused(parties: Any, numbers: dict[str, int]) -> None:
+@pytest.mark.parametrize("number", [-1, 2**32, 1.5, "0", True])
+@pytest.mark.parametrize("which", ["round", "attempt"])
+def test_a_round_or_an_attempt_that_does_not_fit_the_wire_is_refused(parties: Any, which: str, number: Any) -> None:
     with pytest.raises(ValueError, match="from 0 to 2\\^32 - 1"):
-        RoundContext(agreement=parties.agreement, **numbers)
+        RoundContext(agreement=parties.agreement, **({"round": 0} | {which: number}))
 
 
 def test_an_agreement_survives_the_way_to_another_process(meet: Callable[..., Any]) -> None:
@@ -153,3 +166,24 @@ def test_an_agreement_survives_the_way_to_another_process(meet: Callable[..., An
 def test_another_text_than_an_agreement_is_refused(parties: Any, change: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match=r"[Ee]xpect"):
         decode_agreement(encode_agreement(parties.agreement).replace(*change))
+
+
+@pytest.mark.parametrize("weight", [True, "1", None, 10**400, 2**53 + 1, math.nan, math.inf, 0, -1, 1j])
+def test_a_weight_that_is_no_exact_positive_number_is_refused_and_not_shown(meet: Callable[..., Any], weight: Any) -> None:
+    with pytest.raises(ValueError, match="expected the weight of 'bank_02' to be a positive, finite number") as refused:
+        meet(weights=dict.fromkeys(("bank_00", "bank_01", "bank_03"), 1) | {"bank_02": weight})
+    assert str(2**53 + 1) not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint8, float, np.float32, np.float64, Fraction])
+def test_weights_of_any_kind_of_number_make_the_same_agreement(meet: Callable[..., Any], kind: Callable[[int], Any]) -> None:
+    agreement = meet().agreement
+    again = replace(agreement, weights={name: kind(1) for name in agreement.weights})
+    assert again.digest == agreement.digest
+    assert decode_agreement(encode_agreement(again)).digest == agreement.digest
+
+
+@pytest.mark.parametrize("population", [1, "", "two\nlines", "\ud800", "x" * 201])
+def test_a_population_that_no_ledger_can_have_is_refused(meet: Callable[..., Any], population: Any) -> None:
+    with pytest.raises(ValueError, match="expected populations of 1 to 200 printable characters"):
+        meet(populations={"bank_00": population})

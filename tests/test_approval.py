@@ -6,7 +6,7 @@ import pytest
 
 from privfed.approval import approve, check_digest
 from privfed.digest import RoundDigest, hash_message
-from privfed.errors import AlreadyOpenedError, InvalidMessageError, OpeningRefusedError, RoundMismatchError
+from privfed.errors import AlreadyOpenedError, InvalidMessageError, LedgerTamperedError, OpeningRefusedError, RoundMismatchError
 from privfed.wire import decode_approval, decode_digest, encode_digest
 
 
@@ -134,3 +134,34 @@ def test_the_approval_is_recorded_before_it_is_signed(joint: Any, monkeypatch: p
 
 def test_check_digest_accepts_what_the_agreement_makes_of_the_participants(joint: Any) -> None:
     check_digest(joint.context, announced(joint))
+
+
+def test_where_ledgers_are_agreed_nobody_approves_without_a_witness(meet: Callable[..., Any]) -> None:
+    joint = meet(populations={"bank_00": "accounts"}).round().setup().upload()
+    arguments = {
+        "key_id": joint.new_key().key_id,
+        "upload_hash": hash_message(joint.uploads["bank_01"]),
+        "journal": joint.parties.journal("bank_01"),
+    }
+    with pytest.raises(ValueError, match="expected a witness of the ledgers that the agreement names; nothing was approved"):
+        approve(joint.context, joint.parties.clients["bank_01"], joint.server.close(), **arguments)
+    joint.parties.journal("bank_01").approve(joint.context, bytes(32))  # no digest was promised
+
+
+def test_a_digest_that_the_witness_refuses_is_not_promised(meet: Callable[..., Any]) -> None:
+    joint = meet(populations={"bank_00": "accounts"}).round().setup().upload()
+
+    def refuse(_: object) -> dict[str, bytes]:
+        raise LedgerTamperedError("it was set back")
+
+    with pytest.raises(LedgerTamperedError):
+        approve(
+            joint.context,
+            joint.parties.clients["bank_01"],
+            joint.server.close(),
+            key_id=joint.new_key().key_id,
+            upload_hash=hash_message(joint.uploads["bank_01"]),
+            journal=joint.parties.journal("bank_01"),
+            witness=refuse,
+        )
+    joint.parties.journal("bank_01").approve(joint.context, bytes(32))

@@ -110,6 +110,8 @@ def test_an_identity_cannot_be_printed_copied_or_pickled() -> None:
     for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="private key"):
             attempt(bank)
+    with pytest.raises(TypeError, match="private key"):
+        bank.__getstate__()
 
 
 @pytest.mark.parametrize("name", ["", "a" * 65, "../bank", ".bank", "bank a", "bank\n", "bänk", "a/b", "-bank"])

@@ -13,7 +13,7 @@ import pytest
 
 from privfed.agreement import OpeningPolicy
 from privfed.digest import abridge, hash_message
-from privfed.errors import CohortError, InvalidMessageError, ParametersMismatchError, RoundMismatchError
+from privfed.errors import CohortError, DamagedFileError, InvalidMessageError, ParametersMismatchError, RoundMismatchError
 from privfed.he.additive import SeededSum
 from privfed.he.params import CkksParams
 from privfed.identity import Identity
@@ -345,9 +345,45 @@ def test_a_stored_upload_that_is_not_the_announced_one_is_not_summed(joint: Any)
     joint.setup().upload().approve_all()
     (path,) = (joint.parties.directory / "spool").rglob("upload-bank_02")
     path.write_bytes(joint.encode("bank_02", np.zeros(8)))
-    with pytest.raises(CohortError, match="stored upload of 'bank_02' is not the announced one; nothing was summed"):
+    with pytest.raises(DamagedFileError, match="spool of round 0 is damaged.*nothing was summed"):
         joint.server.aggregate()
     assert joint.server.phase is Phase.APPROVAL
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut", "flipped", "emptied"])
+@pytest.mark.parametrize("name", ["key", "setup-bank_01", "upload-bank_01", "digest", "approval-bank_01", "aggregate"])
+def test_what_the_server_kept_and_finds_damaged_is_never_used(joint: Any, name: str, damage: str) -> None:
+    steps = (joint.setup, joint.upload, joint.approve_all, joint.server.aggregate)
+    written = {"setup-bank_01": 0, "key": 1, "upload-bank_01": 2, "digest": 3, "approval-bank_01": 3, "aggregate": 4}[name]
+    if name == "setup-bank_01":
+        for party in joint.selected:
+            joint.server.receive_setup(joint.setup_message(party))
+    for step in steps[:written]:
+        step()
+    (path,) = (joint.parties.directory / "spool").rglob(name)
+    data = path.read_bytes()
+    changed = {"cut": data[:-1], "flipped": bytes([data[0] ^ 1]) + data[1:], "emptied": b""}
+    path.unlink()
+    if damage != "lost":
+        path.write_bytes(changed[damage])
+
+    def go_on() -> None:
+        joint.server.start_uploads()
+        for party, values in joint.some_updates().items():
+            joint.server.receive_upload(joint.uploads.get(party) or joint.encode(party, values))
+        joint.server.close()
+        joint.server.aggregate()
+
+    if damage == "lost" and name in ("digest", "aggregate"):  # made again from what is there, to the same bytes
+        go_on()
+        assert path.read_bytes() == data
+        return
+    with pytest.raises((DamagedFileError, CohortError, RoundMismatchError)) as refused:
+        go_on()
+    # What is lost is as if it had never come; an upload is compared with the one that is sent again, and a key of the right length with
+    # that of the uploads.
+    compared = damage == "lost" or (name, damage) == ("key", "flipped") or name == "upload-bank_01"
+    assert compared or isinstance(refused.value, DamagedFileError)
 
 
 def test_the_aggregate_carries_the_digest_and_all_approvals(joint: Any) -> None:

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,20 @@ from privfed.agreement import Agreement, OpeningPolicy, RoundContext
 from privfed.client import Client, Trainer
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
-from privfed.errors import AgreementMismatchError, BudgetExceededError, HistoryMismatchError, InvalidMessageError, OpeningRefusedError
+from privfed.dp.silo import SiloNoise
+from privfed.errors import (
+    AgreementMismatchError,
+    BudgetExceededError,
+    DamagedFileError,
+    FolderInUseError,
+    HistoryMismatchError,
+    InvalidMessageError,
+    OpeningRefusedError,
+)
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.identity import Identity, Roster
+from privfed.round import Participant
 from privfed.session import ClientSession
 from privfed.training.loss import binary_cross_entropy
 from privfed.training.model import mlp, values_of
@@ -44,28 +55,36 @@ class Bank:
         self.keys = SharedKey.generate()
         self.epsilon = epsilon
         self.trained: list[Update[PlainVector]] = []
+        self.last: ClientSession | None = None
 
     def ledger(self) -> Ledger:
         return Ledger.open(self.directory / "bank_a.ledger", population="bank_a", budget=Budget(epsilon=self.epsilon, delta=1e-5))
 
-    def session(self, ledger: Ledger) -> ClientSession:
-        client = Client("bank_a", table(60, seed=1), training=MECHANISM, ledger=ledger)
-        trainer = Trainer(
-            client=client,
-            model=self.model,
-            start=self.start,
-            loss=binary_cross_entropy,
-            params=self.agreement.params,
-            witness=self.trained.append,
-        )
-        return ClientSession(
-            trainer=trainer,
-            identity=self.identities[0],
-            agreement=self.agreement,
-            keys=self.keys,
-            start=self.start,
-            directory=self.directory / "bank_a",
-        )
+    def session(self, ledger: Ledger, **changes: Any) -> ClientSession:
+        """A new session object on the bank's folder, in place of an earlier one."""
+        if self.last is not None:
+            self.last.close()
+        parts: dict[str, Any] = {
+            "trainer": self.trainer(ledger),
+            "identity": self.identities[0],
+            "agreement": self.agreement,
+            "keys": self.keys,
+            "start": self.start,
+            "directory": self.directory / "bank_a",
+        }
+        self.last = ClientSession(**(parts | changes))
+        return self.last
+
+    def trainer(self, ledger: Ledger, **changes: Any) -> Trainer:
+        terms: dict[str, Any] = {
+            "client": Client("bank_a", table(60, seed=1), training=MECHANISM, ledger=ledger),
+            "model": self.model,
+            "start": self.start,
+            "loss": binary_cross_entropy,
+            "params": self.agreement.params,
+            "witness": self.trained.append,
+        }
+        return Trainer(**(terms | changes))
 
     def round(self, number: int = 0) -> RoundContext:
         return RoundContext(agreement=self.agreement, round=number)
@@ -81,7 +100,8 @@ def test_an_upload_is_trained_encrypted_and_charged_once_however_often_it_is_ask
         session = bank.session(ledger)
         first = session.upload(bank.round())
         assert session.upload(bank.round()) == first
-        assert bank.session(ledger).upload(bank.round()) == first
+        session = bank.session(ledger)
+        assert session.upload(bank.round()) == first
         assert (len(bank.trained), len(ledger.events())) == (1, 1)
         assert session.upload(bank.round(1)) != first
         assert (len(bank.trained), len(ledger.events())) == (2, 2)
@@ -144,8 +164,7 @@ def test_a_round_over_budget_is_refused_before_training(tmp_path: Path) -> None:
 
 
 def test_an_aggregate_enters_the_model_once_and_survives_a_restart(bank: Bank) -> None:
-    step = PlainVector(layout=bank.start.layout, values=np.full(bank.start.layout.size, 0.25))
-    aggregate = Aggregate(round=0, vector=step, coefficients={"bank_a": 1, "bank_b": 1, "bank_c": 1})
+    aggregate = step(bank)
     with bank.ledger() as ledger:
         session = bank.session(ledger)
         session.apply(aggregate, digest=b"h" * 32)
@@ -186,7 +205,12 @@ def test_data_larger_than_declared_are_refused_before_anything_is_charged(bank: 
 def test_a_client_whose_ledger_is_not_the_agreed_one_does_not_take_part(bank: Bank) -> None:
     for populations in ({}, {"bank_a": "another population"}):
         bank.agreement = replace(bank.agreement, populations=populations)
-        with bank.ledger() as ledger, pytest.raises(AgreementMismatchError, match="do not name the same privacy ledger; nothing was done"):
+        with (
+            bank.ledger() as ledger,
+            pytest.raises(
+                AgreementMismatchError, match="'bank_a' has another privacy ledger than the agreement names for it; nothing was done"
+            ),
+        ):
             bank.session(ledger)
     assert not (bank.directory / "bank_a").exists()
 
@@ -212,3 +236,154 @@ def test_nothing_is_trained_or_charged_for_an_approval(bank: Bank, digest: bytes
         with pytest.raises(InvalidMessageError):
             session.approve(bank.round(), digest)
         assert (len(bank.trained), len(ledger.events())) == (1, 1)
+
+
+def test_what_is_not_as_agreed_is_refused_before_anything_is_written(bank: Bank) -> None:
+    other_start = PlainVector(layout=bank.start.layout, values=bank.start.values + 1)
+    other_model = mlp(inputs=4, hidden=(5,))
+    silo = SiloNoise(weights={"bank_a": 1}, clip_steps=10, noise_multiplier=1.0, coordinates=bank.start.layout.size)
+    with bank.ledger() as ledger:
+        changes: dict[str, dict[str, Any]] = {
+            "identity": {"identity": Identity.generate("bank_a")},
+            "start": {"start": other_start},
+            "encryption parameters": {"agreement": replace(bank.agreement, params=CkksParams.standard(bound=4.0))},
+            "weight": {"agreement": replace(bank.agreement, weights={"bank_a": 2, "bank_b": 1, "bank_c": 1})},
+            "silo noise": {"trainer": bank.trainer(ledger, silo=silo)},
+            "layout of the model": {"trainer": bank.trainer(ledger, model=other_model, start=values_of(other_model))},
+        }
+        for part, change in changes.items():
+            with pytest.raises(AgreementMismatchError, match=f"has another {part} than the agreement names for it; nothing was done"):
+                bank.session(ledger, **change)
+        both = {"identity": Identity.generate("bank_a"), "start": other_start}
+        with pytest.raises(AgreementMismatchError, match="another identity and another start than"):
+            bank.session(ledger, **both)
+        assert not (bank.directory / "bank_a").exists()
+        bank.session(ledger)
+
+
+def test_one_object_at_a_time_holds_a_clients_folder(bank: Bank) -> None:
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        bank.last = None
+        with pytest.raises(FolderInUseError, match="the folder 'bank_a' is in use by another process, or by another object"):
+            bank.session(ledger)
+        session.close()
+        session.close()
+        bank.session(ledger)
+
+
+def test_a_refused_folder_is_not_held(bank: Bank) -> None:
+    with bank.ledger() as ledger:
+        bank.session(ledger).upload(bank.round())
+        journal = bank.directory / "bank_a" / "journal.sqlite"
+        whole = journal.read_bytes()
+        journal.unlink()
+        with pytest.raises(DamagedFileError):
+            bank.session(ledger)
+        journal.write_bytes(whole)
+        bank.last = None
+        bank.session(ledger)
+
+
+@pytest.mark.parametrize("name", ["journal.sqlite", "heads.sqlite"])
+@pytest.mark.parametrize("beside", ["upload", "model"])
+def test_a_client_that_forgot_its_promises_does_not_go_on(bank: Bank, name: str, beside: str) -> None:
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        if beside == "upload":
+            session.upload(bank.round())
+        else:
+            session.apply(step(bank), digest=b"h" * 32)
+        (bank.directory / "bank_a" / name).unlink()
+        with pytest.raises(DamagedFileError, match=f"{name} are missing beside the uploads or the model of 'bank_a'; nothing was done"):
+            bank.session(ledger)
+        assert not (bank.directory / "bank_a" / name).exists()
+
+
+@pytest.mark.parametrize("name", ["journal.sqlite", "heads.sqlite", "model.npz"])
+@pytest.mark.parametrize("damage", ["emptied", "cut", "junk"])
+def test_a_damaged_file_of_a_client_is_refused_and_left_as_it_is(bank: Bank, name: str, damage: str) -> None:
+    path = bank.directory / "bank_a" / name
+    with bank.ledger() as ledger:
+        bank.session(ledger).apply(step(bank), digest=b"h" * 32)
+        data = path.read_bytes()
+        damaged = {"emptied": b"", "cut": data[: len(data) // 2], "junk": b"\xff{[junk" * 500}[damage]
+        path.write_bytes(damaged)
+        if damage == "emptied" and name != "model.npz":
+            # SQLite takes an empty file for a new database.
+            with pytest.raises(DamagedFileError, match="empty"):
+                bank.session(ledger)
+        else:
+            with pytest.raises(DamagedFileError, match=f"{name} is .*nothing was done"):
+                bank.session(ledger)
+        assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied"])
+def test_a_stored_upload_that_is_not_what_was_written_is_not_sent(bank: Bank, damage: str) -> None:
+    with bank.ledger() as ledger:
+        data = bank.session(ledger).upload(bank.round())
+        (path,) = (bank.directory / "bank_a" / "outbox").iterdir()
+        path.write_bytes({"cut": data[:-1], "flipped": data[:-1] + bytes([data[-1] ^ 1]), "emptied": b""}[damage])
+        with pytest.raises(DamagedFileError, match="stored upload of 'bank_a' for round 0 is not what was written; nothing was sent"):
+            bank.session(ledger).upload(bank.round())
+        assert len(ledger.events()) == 1
+
+
+def test_what_a_crash_left_unfinished_is_swept_away(bank: Bank) -> None:
+    with bank.ledger() as ledger:
+        bank.session(ledger).upload(bank.round())
+        folder = bank.directory / "bank_a"
+        for path in (folder / ".unfinished-abc", folder / "outbox" / ".unfinished-def"):
+            path.write_bytes(b"half")
+        bank.session(ledger)
+        assert not [path for path in folder.rglob(".*") if path.name != ".lock"]
+
+
+def test_a_model_that_could_not_be_stored_is_not_taken_for_stored(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space")
+
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        monkeypatch.setattr(session._store, "save", full)
+        with pytest.raises(OSError, match="no space"):
+            session.apply(step(bank), digest=b"h" * 32)
+        assert session.state.rounds == ()
+        assert np.array_equal(session.state.values.values, bank.start.values)
+
+
+def test_an_opening_is_finished_after_the_model_is_stored_and_the_countersignatures_are_kept(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Holder:
+        digest, heads = b"h" * 32, None
+
+        def __init__(self, **_: object) -> None: ...
+
+        def open(self, data: bytes) -> Aggregate[PlainVector]:
+            done.append("open")
+            return step(bank)
+
+        def finish(self) -> None:
+            done.append("finish")
+
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        monkeypatch.setattr("privfed.round.KeyHolder", Holder)
+        monkeypatch.setattr(session, "apply", lambda *_, **__: done.append("apply"))
+        monkeypatch.setattr(session, "keep_countersignatures", lambda *_: done.append("keep"))
+        monkeypatch.setattr(session.journal, "settle", lambda *_: done.append("settle"))
+        Participant(session).open(bank.round(), b"")
+        assert done == ["open", "apply", "keep", "finish"]
+        session._state = replace(session.state, rounds=(0,))
+        Participant(session).open(bank.round(), b"")  # stored, and the crash came before the opening was finished
+        assert done[4:] == ["settle"]
+
+
+def step(bank: Bank) -> Aggregate[PlainVector]:
+    """An opened aggregate of round 0 that adds 1/4 to every weight."""
+    vector = PlainVector(layout=bank.start.layout, values=np.full(bank.start.layout.size, 0.25))
+    return Aggregate(round=0, vector=vector, coefficients={"bank_a": 1, "bank_b": 1, "bank_c": 1})

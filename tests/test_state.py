@@ -1,9 +1,10 @@
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from privfed.errors import LayoutMismatchError
+from privfed.errors import DamagedFileError, LayoutMismatchError
 from privfed.state import ModelState, ModelStore
 from privfed.update import Layout, PlainVector
 
@@ -33,7 +34,7 @@ def test_a_failed_save_leaves_the_old_state_and_no_litter(tmp_path: Path, monkey
     def full(*_: object) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr("privfed.state.os.replace", full)
+    monkeypatch.setattr("privfed.files.os.replace", full)
     with pytest.raises(OSError, match="no space"):
         store.save(state(4, 5, 6))
     loaded = store.load()
@@ -53,3 +54,51 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_rounds_that_are_not_ascending_are_refused(rounds: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="ascending"):
         state(1, 2, 3, rounds=rounds)
+
+
+def test_the_state_is_synchronised_before_it_takes_the_place_of_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (done.append("sync"), sync(descriptor)))
+    monkeypatch.setattr(os, "replace", lambda source, target: (done.append("replace"), replace(source, target)))
+    ModelStore(tmp_path / "model.npz", layout=LAYOUT).save(state(1, 2, 3))
+    assert done == ["sync", "replace", "sync"]
+
+
+@pytest.mark.parametrize("change", ["values", "rounds", "history", "NaN", "descending", "short history", "pickled", "text"])
+def test_what_is_no_model_of_a_session_is_refused(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "model.npz"
+    parts = {"values": np.ones(3), "rounds": np.array([0, 1]), "history": np.zeros(32, dtype=np.uint8)}
+    changed = {
+        "NaN": {"values": np.full(3, np.nan)},
+        "descending": {"rounds": np.array([1, 0])},
+        "short history": {"history": np.zeros(31, dtype=np.uint8)},
+        "pickled": {"values": np.array([object()] * 3)},
+        "text": {"rounds": np.array(["one"])},
+    }
+    parts |= changed.get(change, {})
+    np.savez(path, allow_pickle=True, **{name: part for name, part in parts.items() if name != change})
+    before = path.read_bytes()
+    with pytest.raises(DamagedFileError, match=r"model\.npz is damaged or no model of a session; nothing was done"):
+        ModelStore(path, layout=LAYOUT).load()
+    assert path.read_bytes() == before
+
+
+def test_no_flipped_byte_gives_another_state(tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    store = ModelStore(path, layout=LAYOUT)
+    saved = state(0.1, 0.2, 0.3, rounds=(0, 2))
+    store.save(saved)
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x11]) + whole[place + 1 :])
+        try:
+            loaded = store.load()
+        except DamagedFileError:
+            refused += 1
+            continue
+        assert loaded is not None
+        assert (loaded.rounds, loaded.history) == (saved.rounds, saved.history)
+        assert loaded.values.values.tobytes() == saved.values.values.tobytes()
+    assert refused > 3 * 8 + 2 * 8 + 32  # at least every byte of what is stored

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -12,6 +14,20 @@ from privfed.update import PlainVector
 # Real weights come out of sums in floating point, whose last digits depend on the processor. On this grid, which is far finer than
 # any coefficient and far coarser than those digits, equal weights are equal and every party apportions the same numbers.
 _GRID = 2**24
+
+
+def check_weight(weight: object, *, name: str) -> int | float:
+    """A client's weight as a plain number: an int stays one.
+
+    Raises:
+        ValueError: If it is no number above 0 that floating point holds exactly. The message does not show it: it may be private.
+    """
+    if not isinstance(weight, bool) and isinstance(weight, Real):
+        with suppress(OverflowError):
+            plain = int(weight) if isinstance(weight, Integral) else float(weight)
+            if 0 < plain < math.inf and float(plain) == plain:
+                return plain
+    raise ValueError(f"expected the weight of {name!r} to be a positive, finite number that fits into 64 bits of floating point")
 
 
 def integer_weights(weights: Mapping[str, float], *, total: int) -> dict[str, int]:

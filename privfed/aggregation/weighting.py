@@ -90,9 +90,10 @@ class Weighting:
         Raises:
             ValueError: As the rule.
         """
+        present = frozenset(participants)
         if self.silo is not None or self.params.prescaled:
-            return {name: coefficient for name, coefficient in self._all.items() if name in participants}
-        weights = {name: weight for name, weight in self.weights.items() if name in participants}
+            return {name: coefficient for name, coefficient in self._all.items() if name in present}
+        weights = {name: weight for name, weight in self.weights.items() if name in present}
         return self.rule.coefficients(weights, total=self.params.weight_total)
 
     def share(self, name: str) -> Fraction | None:

@@ -141,7 +141,7 @@ def rotate(folder: Folder, *, roster: RosterFile, key: KeyFile, out: Out, as_jso
 
 def _hand_out(chain: "KeyChain", folder: Path, roster: "PinnedRoster", *, key: Path | None, out: Path, as_json: bool) -> None:
     """Keeps a new key, and writes the messages for the other clients; nothing, if one of them is refused."""
-    from privfed.keys.files import create  # noqa: PLC0415
+    from privfed.files import create  # noqa: PLC0415
     from privfed.keys.party import Party  # noqa: PLC0415
     from privfed.keys.wrap import wrap as wrap_for  # noqa: PLC0415
 

@@ -7,11 +7,9 @@ about what is in them. It takes one peer whose own memory was not set back.
 A round goes: reserve, `state_head`, every other participant answers with `HeadMemory.countersign`, `record` the answers, upload.
 """
 
-import os
 import sqlite3
-import stat
-from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,6 +18,7 @@ from privfed.dp._chain import extend
 from privfed.dp.entries import Party, Signer
 from privfed.dp.ledger import Ledger
 from privfed.errors import InvalidMessageError, LedgerError, LedgerTamperedError, RoundMismatchError
+from privfed.table import Table
 
 CONTEXT_BYTES: Final = 32
 _HASH_BYTES: Final = 32
@@ -142,34 +141,15 @@ class HeadMemory:
 
     Raises:
         PermissionError: If others than the owner may write the file.
+        DamagedFileError: If it holds something else. So does every method, and nothing was countersigned.
     """
 
     def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            if os.name == "posix" and stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o022:
-                raise PermissionError(f"expected {path.name} to be writable by its owner only; run chmod 600 on it")
-        finally:
-            os.close(descriptor)
-        self._path = path
-        with self._transaction() as connection:
-            connection.execute(_SCHEMA)
-
-    @contextmanager
-    def _transaction(self) -> Generator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self._path, isolation_level=None, timeout=60)) as connection:
-            connection.execute("PRAGMA synchronous = EXTRA")
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
+        self._table = Table(path, schema=_SCHEMA)
 
     def known_rows(self, owner: str, population: str) -> int | None:
         """How many rows the ledger had when it was last shown; None if it never was."""
-        with self._transaction() as connection:
+        with self._table.transaction() as connection:
             found = self._find(connection, owner, population)
         return None if found is None else found[0]
 
@@ -196,7 +176,7 @@ class HeadMemory:
         statement = read_statement(data, owner=owner, context=context)
         if statement.population != population:
             raise InvalidMessageError
-        with self._transaction() as connection:
+        with self._table.transaction() as connection:
             found = self._find(connection, owner.name, population)
             if found is not None:
                 _check_growth(statement, *found)

@@ -9,7 +9,7 @@ from privfed.agreement import RoundContext
 from privfed.client import Trainer
 from privfed.engines.site import Site
 from privfed.engines.spawned import SpawnedServer
-from privfed.errors import CohortError
+from privfed.errors import CohortError, DamagedFileError
 from privfed.round import Participant, RoundRecord, RoundServer, Stage, check_same_model, run_round
 from privfed.server import Server
 from privfed.session import ClientSession
@@ -61,6 +61,8 @@ class EncryptedRounds:
             )
             for name, identity in site.clients.items()
         }
+        for participant in self.participants.values():
+            stack.callback(participant.session.close)
         self.spawned = (
             stack.enter_context(SpawnedServer(agreement=site.agreement, identity_path=site.server_identity_path, spool=site.spool))
             if separate_server
@@ -116,7 +118,7 @@ class EncryptedRounds:
             if missed.context.round not in client.opened_rounds():
                 try:
                     data = self._server(missed.context, missed.selected).aggregate()
-                except CohortError:
+                except (CohortError, DamagedFileError):
                     return False
                 client.open(missed.context, data)
         return True

@@ -21,6 +21,7 @@ class Tag(IntEnum):
     MISSING_APPROVALS = 10
     NEXT_HISTORY = 11
     ABORT = 12
+    RECEIVED_BYTES = 13
     DONE = 100
     REFUSED = 101
 

@@ -19,7 +19,7 @@ from privfed.engines.dropouts import Absences
 from privfed.engines.encrypted import EncryptedRounds
 from privfed.engines.plaintext import PlaintextRounds
 from privfed.engines.site import Site
-from privfed.errors import CohortError
+from privfed.errors import CohortError, DamagedFileError
 from privfed.he.codec import quantise
 from privfed.history import FailedRound, History, RoundSummary
 from privfed.round import RoundRecord, Stage
@@ -113,25 +113,28 @@ class Simulation:
         self._randomness = _randomness
         self._initial = values_of(model)
         self._updates: dict[str, Update[PlainVector]] = {}
-        self._stack = ExitStack()
         self._site: Site | None = None
         trainers = {client.name: self._trainer(client.name) for client in consortium.clients}
         if isinstance(consortium.keys, Plaintext):
             if directory is not None:
                 raise ValueError("expected no directory for a plaintext run, which keeps nothing")
             self._rounds: _Rounds = PlaintextRounds(consortium=consortium, trainers=trainers, initial=self._initial)
-        else:
-            root = directory or Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-")))
+            self._stack = ExitStack()
+            return
+        with ExitStack() as stack:
+            root = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-")))
             self._site = Site(root, consortium=consortium, keys=consortium.keys, initial=self._initial)
+            stack.callback(self._site.close)
             self._encrypted = EncryptedRounds(
                 site=self._site,
                 keys=consortium.keys,
                 trainers=trainers,
                 initial=self._initial,
                 separate_server=separate_server,
-                stack=self._stack,
+                stack=stack,
             )
             self._rounds = self._encrypted
+            self._stack = stack.pop_all()
 
     def _trainer(self, name: str) -> Trainer:
         client = next(client for client in self._consortium.clients if client.name == name)
@@ -250,16 +253,19 @@ class Simulation:
         summaries: list[RoundSummary] = []
         failed: list[FailedRound] = []
         seed: int | None = None
-        for entry in [] if self._site is None else self._site.entries():
-            if "held" in entry:
-                summary = RoundSummary.from_json(entry["held"])
-                self._encrypted.was_held(summary.record.round, entry["selected"], summary.record)
-                summaries.append(summary)
-            elif "failed" in entry:
-                silent = {name: Stage[stage] for name, stage in entry["failed"]["silent"].items()}
-                failed.append(FailedRound(round=entry["failed"]["round"], silent=silent, reason=entry["failed"]["reason"]))
-            else:
-                seed = entry["selection"]
+        try:
+            for entry in [] if self._site is None else self._site.entries():
+                if "held" in entry:
+                    summary = RoundSummary.from_json(entry["held"])
+                    self._encrypted.was_held(summary.record.round, entry["selected"], summary.record)
+                    summaries.append(summary)
+                elif "failed" in entry:
+                    silent = {name: Stage[stage] for name, stage in entry["failed"]["silent"].items()}
+                    failed.append(FailedRound(round=entry["failed"]["round"], silent=silent, reason=entry["failed"]["reason"]))
+                else:
+                    seed = entry["selection"]
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise DamagedFileError("the log of the run is damaged; nothing was changed; put it back, or choose a new folder") from error
         return summaries, failed, seed
 
     def _log(self, entry: Mapping[str, object]) -> None:

@@ -45,6 +45,8 @@ def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:
             return server.aggregate()
         case Tag.ABORT:
             return server.receive_abort(payload).encode()
+        case Tag.RECEIVED_BYTES:
+            return json.dumps(server.received_bytes()).encode()
         case _:
             raise InvalidMessageError
 
@@ -74,8 +76,9 @@ def main() -> None:
                 raise InvalidMessageError
             else:
                 answer = _answer(server, tag, payload)
-        except PrivFedError as error:
-            write_frame(sink, Tag.REFUSED, json.dumps({"kind": type(error).__name__, "text": str(error)}).encode())
+        except (PrivFedError, ValueError, OSError) as error:
+            kind = next((kind.__name__ for kind in (ValueError, OSError) if isinstance(error, kind)), type(error).__name__)
+            write_frame(sink, Tag.REFUSED, json.dumps({"kind": kind, "text": str(error)}).encode())
         else:
             write_frame(sink, Tag.DONE, answer)
 

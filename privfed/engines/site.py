@@ -3,13 +3,14 @@
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privfed.agreement import SESSION_BYTES, Agreement, decode_agreement, encode_agreement
 from privfed.consortium import Consortium
-from privfed.errors import AgreementMismatchError
+from privfed.errors import AgreementMismatchError, DamagedFileError
+from privfed.files import FolderLock, is_bookkeeping, make_folder, sweep
 from privfed.identity import Identity, Roster
 from privfed.spool import Spool
 from privfed.update import PlainVector
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 SERVER_NAME = "server"
 _TERMS = "terms.json"
 _LOG = "rounds.jsonl"
+_IDENTITY = "identity.pem"
 
 
 class Site:
     """Makes the folder of a run, or finds it as an interrupted run left it.
 
-    The terms are written last: a folder without them holds nothing that was ever used.
+    The terms are written last: a folder without them holds nothing that was ever used. One object at a time holds the folder, until
+    `close`, or until the object or the process ends. Identities that are there are kept, never replaced.
 
     Args:
         root: Folder of this run and no other.
@@ -35,16 +38,36 @@ class Site:
 
     Raises:
         AgreementMismatchError: If the folder belongs to a run with other terms or another key; nothing was changed.
+        FolderInUseError: If another object holds the folder; nothing was changed.
+        DamagedFileError: If files of a run are missing or damaged, or there are others in the folder; nothing was changed.
+        ValueError: If a client has the server's name.
     """
 
     def __init__(self, root: Path, *, consortium: Consortium, keys: "SharedKey", initial: PlainVector) -> None:
-        files = Spool(root)
-        terms: dict[str, str] = json.loads(files.get(_TERMS)) if files.has(_TERMS) else {}
-        stored = decode_agreement(terms["agreement"]) if terms else None
         self.root = root
         names = [client.name for client in consortium.clients]
+        if SERVER_NAME in names:
+            raise ValueError(f"expected no client with the name {SERVER_NAME!r}, which is the server's; nothing was changed")
+        make_folder(root)
+        if not (root / _TERMS).exists():
+            _check_unused(root)
+        self._lock = FolderLock(root)
+        try:
+            self._meet(names, consortium=consortium, keys=keys, initial=initial)
+        except BaseException:
+            self.close()
+            raise
+
+    def _meet(self, names: Sequence[str], *, consortium: Consortium, keys: "SharedKey", initial: PlainVector) -> None:
+        files = Spool(self.root)
+        terms = self._terms() if files.has(_TERMS) else {}
+        stored = decode_agreement(terms["agreement"]) if terms else None
+        for path in (self.spool, *(self.client(name) for name in names)):
+            make_folder(path)
+        for folder in (self.root, self.server_identity_path.parent, *self.spool.iterdir(), *(self.client(name) for name in names)):
+            sweep(folder)
         self.server = _identity(self.server_identity_path, SERVER_NAME, new=stored is None)
-        self.clients = {name: _identity(self.client(name) / "identity.pem", name, new=stored is None) for name in names}
+        self.clients = {name: _identity(self.client(name) / _IDENTITY, name, new=stored is None) for name in names}
         self.agreement = Agreement(
             session=secrets.token_bytes(SESSION_BYTES) if stored is None else stored.session,
             roster=Roster(server=self.server.public, clients=tuple(identity.public for identity in self.clients.values())),
@@ -65,9 +88,21 @@ class Site:
             *(["shared key"] if terms["key"] != keys.fingerprint else []),
         ]:
             raise AgreementMismatchError(
-                f"the folder {root.name!r} holds a run with another {' and another '.join(differing)}; nothing was changed; "
+                f"the folder {self.root.name!r} holds a run with another {' and another '.join(differing)}; nothing was changed; "
                 "hand over what that run was started with, or choose a new folder"
             )
+
+    def close(self) -> None:
+        """Lets go of the folder, so that another object may go on there."""
+        self._lock.release()
+
+    def _terms(self) -> dict[str, str]:
+        try:
+            terms = json.loads((self.root / _TERMS).read_bytes())
+            decode_agreement(terms["agreement"])
+            return {part: terms[part] for part in ("agreement", "key")}
+        except (ValueError, TypeError, LookupError) as error:
+            raise _damaged(self.root / _TERMS) from error
 
     def client(self, name: str) -> Path:
         """A client's own folder."""
@@ -76,7 +111,7 @@ class Site:
     @property
     def server_identity_path(self) -> Path:
         """File with the server's signing key."""
-        return self.root / "server" / "identity.pem"
+        return self.root / "server" / _IDENTITY
 
     @property
     def spool(self) -> Path:
@@ -101,14 +136,32 @@ class Site:
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             os.truncate(path, len(whole))
-        return [json.loads(line) for line in whole.splitlines()]
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise _damaged(path) from error
+
+
+def _damaged(path: Path) -> DamagedFileError:
+    return DamagedFileError(f"{path.name} is damaged; nothing was changed; put it back as it was, or choose a new folder")
+
+
+def _check_unused(root: Path) -> None:
+    """A folder without terms may hold identities, and what a crash left before anything was used; and nothing else."""
+    for path in root.rglob("*"):
+        if not path.is_dir() and path.name != _IDENTITY and not is_bookkeeping(path):
+            raise DamagedFileError(
+                f"the folder {root.name!r} holds {path.name} and no {_TERMS}, so it cannot be told what run it belongs to; nothing was "
+                f"changed; put {_TERMS} back, or choose a new folder"
+            )
 
 
 def _identity(path: Path, name: str, *, new: bool) -> Identity:
-    if new:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # half written, when the folder was being made
+    if new and not path.exists():
         Identity.generate(name).save(path)
     if not path.exists():
         raise AgreementMismatchError(f"the folder holds a run without {name!r}; nothing was changed; choose a new folder")
-    return Identity.load(path, name=name)
+    try:
+        return Identity.load(path, name=name)
+    except ValueError as error:
+        raise _damaged(path) from error

@@ -18,6 +18,7 @@ from privfed.engines.frames import Tag, read_frame, write_frame
 from privfed.errors import InvalidMessageError
 
 _END_SECONDS = 10
+_OTHER_ERRORS = {kind.__name__: kind for kind in (ValueError, OSError)}
 
 
 class SpawnedServer:
@@ -104,6 +105,10 @@ class SpawnedServer:
         """See `Server.receive_abort`."""
         return self._ask(Tag.ABORT, data).decode()
 
+    def received_bytes(self) -> dict[str, int]:
+        """See `Server.received_bytes`."""
+        return json.loads(self._ask(Tag.RECEIVED_BYTES))
+
     def _ask(self, tag: Tag, payload: bytes = b"") -> bytes:
         try:
             write_frame(self._sink, tag, payload)
@@ -117,7 +122,7 @@ class SpawnedServer:
         refusal = json.loads(answer)
         if refusal["kind"] == InvalidMessageError.__name__:
             raise InvalidMessageError
-        raise getattr(privfed.errors, refusal["kind"])(refusal["text"])
+        raise (_OTHER_ERRORS.get(refusal["kind"]) or getattr(privfed.errors, refusal["kind"]))(refusal["text"])
 
     def __enter__(self) -> Self:
         return self

@@ -37,6 +37,9 @@ class Secret:
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} holds key material and cannot be copied or pickled")
 
+    def __getstate__(self) -> NoReturn:
+        self.__reduce__()
+
 
 @final
 class RingKey(Secret):

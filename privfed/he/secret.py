@@ -22,13 +22,13 @@ from privfed.errors import (
     RoundMismatchError,
     TamperedAggregateError,
 )
+from privfed.files import create, read_private
 from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive
 from privfed.he.additive import CkksVector, SeededSum, check_coefficients
 from privfed.he.codec import gather, pack_words, spread, unpack_words
 from privfed.he.params import FRESH_NOISE_VARIANCE, KEY_ID_BYTES, SEED_BYTES, CkksParams, transform_roundoff
 from privfed.he.tags import TAG_SECRET_BYTES, TagKey, Tags
-from privfed.private_file import read_private, write_private
 from privfed.update import Layout
 
 SECRET_BYTES = 32
@@ -159,7 +159,7 @@ class SharedKey(Secret):
         Raises:
             FileExistsError: If there is one.
         """
-        write_private(path, _FILE_HEADER + self._secret)
+        create(path, _FILE_HEADER + self._secret)
 
     @property
     def fingerprint(self) -> str:

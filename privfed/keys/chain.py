@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, final
 
+from privfed import files
 from privfed.errors import KeyErasedError, KeyRefusedError
 from privfed.he._seal_secret import Secret, derive
 from privfed.he.secret import RoundBinding, RoundKey, SharedKey
-from privfed.keys import files
 from privfed.keys.roster import PinnedRoster, grouped
 
 CHAIN_HEADER = b"privfed key chain v1\n"

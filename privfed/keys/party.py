@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from privfed.errors import InvalidMessageError, KeyRefusedError
+from privfed.files import create, read_pinned, read_private
 from privfed.he._seal_secret import Secret
 from privfed.identity import Identity, PublicIdentity
-from privfed.keys.files import create, read_pinned, read_private
 from privfed.keys.roster import Member, read_line, server_line
 
 SEALED_OVERHEAD_BYTES = 48

@@ -18,8 +18,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from privfed.errors import KeyRefusedError
+from privfed.files import read_pinned
 from privfed.identity import PublicIdentity, Roster
-from privfed.keys.files import read_pinned
 
 _MOST_BYTES = 1_000_000
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")

@@ -9,9 +9,7 @@ So c is always the mean of all c_i, nothing is sent besides the updates, and und
 that are private already. It needs all to take the same K and eta, and to weigh the same.
 """
 
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +19,11 @@ from numpy.typing import NDArray
 
 from privfed.aggregation.rules import FedAvg
 from privfed.errors import HistoryMismatchError, UnsupportedInThisModeError
+from privfed.table import Table
 from privfed.training.mechanism import TrainingMechanism
 from privfed.update import Aggregate, Layout, PlainVector
+
+_SCHEMA = "CREATE TABLE IF NOT EXISTS vectors (name TEXT PRIMARY KEY, round INTEGER, attempt INTEGER, data BLOB)"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -96,6 +97,7 @@ class ControlVariates:
     Raises:
         HistoryMismatchError: If the file misses a round that is in the model.
         LayoutMismatchError: If the file is of another model.
+        DamagedFileError: If the file holds something else.
     """
 
     def __init__(
@@ -104,11 +106,11 @@ class ControlVariates:
         self._scaffold = scaffold
         self._layout = layout
         self._way = mechanism.steps * mechanism.learning_rate
-        self._path = path
+        self._table = None if path is None else Table(path, schema=_SCHEMA)
         nothing = _Kept(values=np.zeros(layout.size))
         self._kept = {"common": nothing, "own": nothing, "sent": nothing}
-        if path is not None:
-            self._load(path)
+        if self._table is not None:
+            self._load(self._table)
         if rounds and self._kept["common"].round < rounds[-1]:
             raise HistoryMismatchError(
                 "the control variates miss a round that is in the model; nothing was done; put their file back, or start a new session"
@@ -162,22 +164,15 @@ class ControlVariates:
         self._keep(common=_Kept(values=mean, round=number, attempt=attempt), own=_Kept(values=moved, round=number, attempt=attempt))
 
     def _keep(self, **changed: _Kept) -> None:
-        if self._path is not None:
+        if self._table is not None:
             rows = [(name, kept.round, kept.attempt, kept.values.astype("<f8").tobytes()) for name, kept in changed.items()]
-            with closing(_open(self._path)) as connection, connection:
+            with self._table.transaction() as connection:
                 connection.executemany("REPLACE INTO vectors VALUES (?, ?, ?, ?)", rows)
         self._kept |= changed
 
-    def _load(self, path: Path) -> None:
-        with closing(_open(path)) as connection:
+    def _load(self, table: Table) -> None:
+        with table.transaction() as connection:
             for name, number, attempt, data in connection.execute("SELECT name, round, attempt, data FROM vectors"):
                 # PlainVector refuses a file of another model.
                 vector = PlainVector(layout=self._layout, values=np.frombuffer(data, dtype="<f8"))
                 self._kept[name] = _Kept(values=vector.values, round=number, attempt=attempt)
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=60)
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("CREATE TABLE IF NOT EXISTS vectors (name TEXT PRIMARY KEY, round INTEGER, attempt INTEGER, data BLOB)")
-    return connection

@@ -14,9 +14,17 @@ from privfed.agreement import OpeningPolicy, RoundContext
 from privfed.consortium import Consortium
 from privfed.engines.dropouts import Dropouts
 from privfed.engines.local import Simulation, simulate
-from privfed.errors import AgreementMismatchError, CohortError, HistoryMismatchError, TamperedAggregateError
+from privfed.errors import (
+    AgreementMismatchError,
+    AlreadyOpenedError,
+    CohortError,
+    HistoryMismatchError,
+    ModelMismatchError,
+    TamperedAggregateError,
+)
 from privfed.he.secret import SharedKey
 from privfed.round import Participant, Stage
+from privfed.server import Server
 from privfed.wire import decode_abort
 
 Make = Callable[..., Consortium]
@@ -218,3 +226,48 @@ def test_a_client_with_a_gap_opens_nothing_and_catches_up_in_order(model: torch.
         with pytest.raises(HistoryMismatchError):
             late.open(other, first[1])
         assert late.opened_rounds() == (0, 1)
+
+
+def test_clients_with_one_history_and_two_models_are_an_error_whoever_is_silent(
+    model: torch.nn.Module, non_private: Make, tmp_path: Path
+) -> None:
+    keys = SharedKey.generate()
+    simulate(non_private(count=4, keys=keys), model, rounds=1, directory=tmp_path)
+    path = tmp_path / "clients" / "bank_1" / "model.npz"
+    whole = path.read_bytes()
+    parts = dict(np.load(path))
+    np.savez(path, **(parts | {"values": parts["values"] + 1.0}))
+    for absences in (None, Script(round_1={"bank_3": Stage.OPENING})):
+        with pytest.raises(ModelMismatchError, match="opened the same rounds as another client and holds another model"):
+            simulate(non_private(count=4, keys=keys), model, rounds=2, directory=tmp_path, absences=absences)
+    assert json.loads((tmp_path / "rounds.jsonl").read_bytes().splitlines()[-1])["held"]["record"]["round"] == 0
+    path.write_bytes(whole)
+    with pytest.raises(AlreadyOpenedError):  # it has opened round 1, and its model says that it has not
+        simulate(non_private(count=4, keys=keys), model, rounds=2, directory=tmp_path)
+
+
+def test_who_refused_and_what_was_sent_is_the_same_after_a_restart(
+    model: torch.nn.Module, private: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epsilons = (20.0, 20.0, 20.0, 20.0, 0.1)
+    consortium = private(count=5, epsilons=epsilons)
+    absences = Script(round_0={"bank_0": Stage.UPLOAD})
+    whole = Server.close
+
+    def crash(server: Server) -> bytes:
+        whole(server)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "close", crash)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(consortium, model, rounds=1, directory=tmp_path / "run", absences=absences)
+    resumed = simulate(consortium, model, rounds=1, directory=tmp_path / "run", absences=absences).rounds[0].record
+    undisturbed = simulate(private(count=5, epsilons=epsilons, folder=tmp_path / "l"), model, rounds=1, absences=absences).rounds[0].record
+    assert resumed.refused == undisturbed.refused == ("bank_4",)
+    assert resumed.silent == undisturbed.silent == {"bank_0": Stage.UPLOAD}
+    assert resumed.bytes_up == undisturbed.bytes_up
+    assert resumed.bytes_down == undisturbed.bytes_down
+    assert set(resumed.bytes_up) == {"bank_1", "bank_2", "bank_3"}
+    # The openers that took no part were sent the aggregate, and no digest.
+    assert 0 < resumed.bytes_down["bank_4"] < resumed.bytes_down["bank_1"]

@@ -74,13 +74,13 @@ def test_what_is_opened_is_the_weighted_mean_over_all_clients_of_clipped_updates
     """Whoever is missing counts as zeros; an update beyond the norm counts with the norm."""
     session = session.amended(silo=noise(noise_multiplier=0.02))
     silo, step = session.agreement.silo, session.agreement.params.step
-    direction = np.ones(COORDINATES) / math.sqrt(COORDINATES)
+    direction = np.where(np.arange(COORDINATES) < 25, 1 / 5, 0.0)
     updates = {name: direction * step * length for name, length in zip(BANKS, (100, 150, 150, 10**6, 150), strict=True)}
     found = opened_sum(session, BANKS[:4], updates)
     along = float(found @ direction)
-    # Weights 1, 2, 2, 3 on lengths 100, 150, 150 and, clipped, 200. Along a unit vector four shares have the deviation of their sum, and
-    # rounding moves each update by at most half a step per coordinate.
-    tolerance = 5 * math.sqrt(4 * silo.share_variance) + 4 * 0.5 * math.sqrt(COORDINATES)
+    # Weights 1, 2, 2, 3 on lengths 100, 150, 150 and, clipped, 200. Along a unit vector four shares have the deviation of their sum.
+    # Lengths over 5 are whole, so nothing is rounded but the clipped update, of weight 3: by at most one step in each of 25 coordinates.
+    tolerance = 5 * math.sqrt(4 * silo.share_variance) + 3 * 25 / 5
     assert abs(along - (100 + 2 * 150 + 2 * 150 + 3 * 200)) < tolerance
     for wrong in (100 + 150 + 150 + 200, 100 + 150 + 150 + 3 * 200, 100 + 2 * 150 + 2 * 150 + 3 * 10**6):  # weights or clipping left out
         assert abs(along - wrong) > tolerance

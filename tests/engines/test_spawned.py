@@ -148,3 +148,17 @@ def test_a_server_process_that_is_gone_is_an_error_and_not_a_hang(model: torch.n
         simulation.encrypted.spawned._process.wait()
         with pytest.raises(ConnectionError, match="the server process is gone"):
             simulation.run(rounds=1)
+
+
+def test_a_server_process_survives_what_is_no_decision_of_the_protocol(model: torch.nn.Module, non_private: Make) -> None:
+    with Simulation(non_private(), model, separate_server=True) as simulation:
+        assert simulation.encrypted.spawned is not None
+        context = RoundContext(agreement=simulation.agreement, round=0)
+        with pytest.raises(ValueError, match="expected clients of the roster"):
+            simulation.encrypted.spawned.begin(context, ["bank_0", "bank_1", "stranger"])
+        spool = simulation.encrypted._site.spool / f"{simulation.agreement.session.hex()}-0-0"
+        spool.write_bytes(b"a file where the folder should be")
+        with pytest.raises(OSError, match="exists"):
+            simulation.encrypted.spawned.begin(context, ["bank_0", "bank_1", "bank_2"])
+        spool.unlink()
+        assert simulation.run(rounds=1).rounds

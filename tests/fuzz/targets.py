@@ -4,14 +4,20 @@ Two kinds for each message: bytes from a stranger, of which none may be accepted
 signed, so that what stands behind the signature is reached at all.
 """
 
+import bz2
+import gzip
+import lzma
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from privfed.aggregation.rules import FedAvg
 from privfed.agreement import Agreement, OpeningPolicy, RoundContext, decode_agreement, encode_agreement
@@ -25,9 +31,15 @@ from privfed.he.additive import check_chunk
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey, encrypt
 from privfed.identity import SIGNATURE_BYTES, Identity, Roster
+from privfed.keys.chain import KeyChain
+from privfed.keys.party import Party
+from privfed.keys.roster import PinnedRoster, server_line
+from privfed.keys.scan import scan
+from privfed.keys.wrap import unwrap, wrap
 from privfed.message import Kind, seal
 from privfed.protect import round_key
-from privfed.update import Layout, Update
+from privfed.state import ModelState, ModelStore
+from privfed.update import Layout, PlainVector, Update
 from privfed.wire import (
     decode_abort,
     decode_approval,
@@ -212,8 +224,8 @@ def privacy_statement() -> PrivacyStatement:
     return PrivacyStatement.of([event] * 2, population="bank", delta=1e-6, max_grad_norm=1.0)
 
 
-def key_file(load: Callable[[Path], object], save: Callable[[Path], None]) -> Target:
-    """A file with a secret."""
+def private_file(load: Callable[[Path], object], save: Callable[[Path], None]) -> Target:
+    """A file that only its owner reads."""
     folder = Path(tempfile.mkdtemp(prefix="privfed-fuzz-"))
     save(folder / "valid")
     sample = (folder / "valid").read_bytes()
@@ -228,9 +240,70 @@ def key_file(load: Callable[[Path], object], save: Callable[[Path], None]) -> Ta
     return Target(run=run, samples=(sample,))
 
 
+class Keys:
+    """Two clients of a roster, and a key that one of them wrapped for the other."""
+
+    def __init__(self) -> None:
+        self.sender, self.recipient = (Party(identity=Identity.generate(name), encryption_key=X25519PrivateKey.generate()) for name in "ab")
+        self.roster = PinnedRoster(server=Identity.generate("hub").public, members=(self.sender.public, self.recipient.public))
+        self.chain = KeyChain.generate(self.roster)
+        self.wrapped = wrap(self.chain, sender=self.sender, recipient=self.recipient.public, roster=self.roster)
+
+    def unwrap(self, data: bytes) -> KeyChain:
+        return unwrap(data, recipient=self.recipient, roster=self.roster, epoch=1)
+
+    def stranger(self) -> Target:
+        """A wrapped key as it comes by any way."""
+
+        def run(data: bytes) -> None:
+            with suppress(PrivFedError):
+                self.unwrap(data)
+                if data != self.wrapped:
+                    raise HostileBytesAcceptedError("wrapped key")
+
+        return Target(run=run, samples=(self.wrapped,))
+
+    def insider(self) -> Target:
+        """What stands behind a client's signature."""
+
+        def run(data: bytes) -> None:
+            with suppress(PrivFedError):
+                self.unwrap(data + self.sender.sign(data))
+
+        return Target(run=run, samples=(self.wrapped[:-SIGNATURE_BYTES],))
+
+    def roster_text(self) -> Target:
+        lines = [server_line(self.roster.server), *(member.line for member in self.roster.members)]
+        return json_text(PinnedRoster.parse, "\n".join(lines))
+
+    def chain_file(self) -> Target:
+        return private_file(lambda path: KeyChain.load(path, roster=self.roster), self.chain.save)
+
+    def scan(self) -> Target:
+        """A file that is searched for keys, plain and compressed."""
+        folder = Path(tempfile.mkdtemp(prefix="privfed-fuzz-"))
+        SharedKey.generate().save(folder / "key")
+        key = (folder / "key").read_bytes()
+        with zipfile.ZipFile(folder / "zip", "w", zipfile.ZIP_DEFLATED) as packed:
+            packed.writestr("inner", key)
+
+        def run(data: bytes) -> None:
+            (folder / "file").write_bytes(data)
+            list(scan(folder / "file"))
+
+        return Target(run=run, samples=(key, (folder / "zip").read_bytes(), gzip.compress(key), bz2.compress(key), lzma.compress(key)))
+
+
+def model_file() -> Target:
+    """A client's model, out of a backup or from another disk."""
+    layout = Layout(names=("weight",), shapes=((5,),))
+    state = ModelState(values=PlainVector(layout=layout, values=range(5)), rounds=(0, 2))
+    return private_file(lambda path: ModelStore(path, layout=layout).load(), lambda path: ModelStore(path, layout=layout).save(state))
+
+
 def targets() -> dict[str, Target]:
     """All of them, by name."""
-    session = Session()
+    session, keys = Session(), Keys()
     found = {f"stranger-{kind.name.lower()}": session.stranger(kind) for kind in Kind}
     found |= {f"insider-{kind.name.lower()}": session.insider(kind) for kind in Kind}
     return found | {
@@ -243,8 +316,14 @@ def targets() -> dict[str, Target]:
         "federation-statement": json_text(
             FederationStatement.from_json, FederationStatement(mode="SharedKey", statements=(privacy_statement(),)).to_json()
         ),
-        "shared-key-file": key_file(SharedKey.load, SharedKey.generate().save),
-        "identity-file": key_file(lambda path: Identity.load(path, name="bank"), Identity.generate("bank").save),
+        "shared-key-file": private_file(SharedKey.load, SharedKey.generate().save),
+        "stranger-wrap": keys.stranger(),
+        "insider-wrap": keys.insider(),
+        "roster": keys.roster_text(),
+        "key-chain-file": keys.chain_file(),
+        "scanned-file": keys.scan(),
+        "model-file": model_file(),
+        "identity-file": private_file(lambda path: Identity.load(path, name="bank"), Identity.generate("bank").save),
     }
 
 

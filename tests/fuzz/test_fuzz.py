@@ -22,6 +22,12 @@ NAMES = (
         "federation-statement",
         "shared-key-file",
         "identity-file",
+        "stranger-wrap",
+        "insider-wrap",
+        "roster",
+        "key-chain-file",
+        "scanned-file",
+        "model-file",
     ),
 )
 

@@ -123,6 +123,25 @@ def test_secret_types_cannot_be_copied_or_pickled(thing):
             attempt(thing)
 
 
+def test_secret_types_do_not_hand_out_their_state(thing):
+    with pytest.raises(TypeError, match="holds key material"):
+        thing.__getstate__()
+
+
+def test_each_secret_of_a_round_is_derived_under_a_label_of_its_own(monkeypatch):
+    labels = []
+
+    def note(secret, size, label, *fields):
+        labels.append(label)
+        return derive(secret, size, label, *fields)
+
+    monkeypatch.setattr("privfed.he.secret.derive", note)
+    key = SharedKey.generate()
+    _ = key.fingerprint
+    key.round_key(RoundBinding(session=bytes(16), attempt=0, round=0, roster_digest=bytes(32), params=CkksParams.standard()))
+    assert len(set(labels)) == len(labels) == 3
+
+
 def test_secret_types_have_no_dictionary_of_attributes(thing):
     with pytest.raises(TypeError):
         vars(thing)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from privfed import files
 from privfed.errors import KeyErasedError, KeyRefusedError
 from privfed.he.secret import RoundBinding, SharedKey
-from privfed.keys import files
 from privfed.keys.chain import CHAIN_FILE_BYTES, ChainFacts, KeyChain, _packed, read_facts, shared_key_fingerprint
 from privfed.keys.roster import PinnedRoster
 from tests.keys.conftest import People

@@ -1,16 +1,13 @@
-"""Rounds with a key that is erased behind them: restarts, missed rounds and stolen files.
-
-A session that erases is `ErasingSession`: the two calls that it adds are all that a session needs for it.
-"""
+"""Rounds with a key that is erased behind them: restarts, missed rounds and stolen files."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from privfed import files
 from privfed.aggregation.rules import FedAvg
 from privfed.agreement import Agreement, RoundContext
 from privfed.client import Client, Trainer
@@ -19,7 +16,6 @@ from privfed.he.params import CkksParams
 from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.keyholder import KeyHolder
-from privfed.keys import files
 from privfed.keys.chain import KeyChain, read_facts
 from privfed.keys.roster import PinnedRoster
 from privfed.protect import round_key
@@ -33,20 +29,6 @@ from tests.engines.conftest import table
 from tests.keys.conftest import new_party
 
 NAMES = ("bank_a", "bank_b", "bank_c")
-
-
-class ErasingSession(ClientSession):
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._erase_stored()
-
-    def apply(self, *arguments: Any, **options: Any) -> None:
-        super().apply(*arguments, **options)
-        self._erase_stored()
-
-    def _erase_stored(self) -> None:
-        if self.state.rounds:
-            self._keys.erase_through(self.state.rounds[-1])
 
 
 class Banks:
@@ -75,10 +57,17 @@ class Banks:
         )
         self.contexts: list[RoundContext] = []
         self.history = RoundContext(agreement=self.agreement, round=0).history
-        self.clients = {name: self.open(name) for name in NAMES}
+        self.clients: dict[str, Participant] = {}
+        self.restart(*NAMES)
 
     def key(self, name: str) -> Path:
         return self.folder / name / "shared.key"
+
+    def restart(self, *names: str) -> None:
+        for name in names:
+            if name in self.clients:
+                self.clients[name].session.close()
+            self.clients[name] = self.open(name)
 
     def open(self, name: str) -> Participant:
         training = NonPrivate(learning_rate=0.1, batch_size=10, steps=2, seed=1)
@@ -89,7 +78,7 @@ class Banks:
             loss=binary_cross_entropy,
             params=self.agreement.params,
         )
-        session = ErasingSession(
+        session = ClientSession(
             trainer=trainer,
             identity=self.parties[name]._identity,
             agreement=self.agreement,
@@ -146,7 +135,7 @@ def test_a_client_that_missed_rounds_opens_them_in_their_order_and_erases_them(b
     banks.hold(1, silent={"bank_c": Stage.OPENING})
     # Two banks would be too few for the policy, so the client is away from the opening alone.
     assert banks.next_rounds() == {"bank_a": 2, "bank_b": 2, "bank_c": 1}
-    banks.clients["bank_c"] = banks.open("bank_c")  # it comes back on its folder
+    banks.restart("bank_c")  # it comes back on its folder
     banks.clients["bank_c"].open(banks.contexts[1], banks.serve(banks.contexts[1]).aggregate())
     assert banks.next_rounds() == dict.fromkeys(NAMES, 2)
     assert len(banks.models()) == 1
@@ -169,12 +158,12 @@ def test_a_crash_between_storing_and_erasing_is_made_good_at_the_next_start(bank
         raise ConnectionError("the power is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("privfed.keys.files.replace", crash)
+        patch.setattr("privfed.files.replace", crash)
         with pytest.raises(ConnectionError):
             banks.hold(1)
     assert banks.next_rounds() == dict.fromkeys(NAMES, 1)
     assert read_state(banks, "bank_a") == (0, 1)  # bank_a had stored the round
-    banks.clients = {name: banks.open(name) for name in NAMES}
+    banks.restart(*NAMES)
     assert banks.next_rounds() == {"bank_a": 2, "bank_b": 1, "bank_c": 1}
     banks.hold(1)  # goes on where it stopped: the others open, bank_a has
     assert banks.contexts[-1] == context
@@ -191,7 +180,7 @@ def test_a_crash_before_storing_leaves_the_key_of_the_round(banks: Banks, monkey
         with pytest.raises(ConnectionError):
             banks.hold(0)
     assert banks.next_rounds() == dict.fromkeys(NAMES, 0)
-    banks.clients = {name: banks.open(name) for name in NAMES}
+    banks.restart(*NAMES)
     banks.hold(0)
     assert banks.next_rounds() == dict.fromkeys(NAMES, 1)
     assert not np.array_equal(banks.clients["bank_a"].session.state.values.values, banks.start.values)

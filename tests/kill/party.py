@@ -56,7 +56,7 @@ def participant(folder: Path, name: str, ledger: Ledger) -> Participant:
     agreement = decode_agreement((folder / "agreement.json").read_text())
     start = values_of(model())
     trainer = Trainer(
-        client=Client(name, table(name), training=MECHANISM, ledger=ledger),
+        client=Client(name, table(name), training=MECHANISM, ledger=ledger, weight=agreement.weights[name]),
         model=model(),
         start=start,
         loss=binary_cross_entropy,

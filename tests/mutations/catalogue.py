@@ -208,8 +208,8 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "an upload is committed before it is stored",
         "privfed/session.py",
-        "        if not self._outbox.has(name):\n            update",
-        "        if not self._outbox.has(name):\n            self._trainer.commit(**place)\n            update",
+        "        else:\n            update",
+        "        else:\n            self._trainer.commit(**place)\n            update",
         ("tests/test_session.py",),
     ),
     Mutation(

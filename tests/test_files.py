@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from privfed.keys import files
+from privfed import files
 
 
 @pytest.fixture
