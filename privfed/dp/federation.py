@@ -8,13 +8,14 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from privfed.dp.mechanism import Unit
 from privfed.dp.silo_promise import show_epsilon
 from privfed.dp.statement import PrivacyStatement
+from privfed.strict_json import canonical, checksum, parse
 
-_FORMAT: Final = "privfed federation statement v1"
+_FORMAT: Final = "privfed federation statement v2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class FederationStatement:
         statements: One per client, each about its own population.
 
     Raises:
-        ValueError: If there is no statement, two are about one population, or their units differ.
+        ValueError: If the mode has no name, there is no statement, two are about one population, or their units differ.
 
     Example:
         >>> from privfed.dp.mechanism import GaussianRelease
@@ -41,6 +42,8 @@ class FederationStatement:
     statements: tuple[PrivacyStatement, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mode, str) or not self.mode:  # pyright: ignore[reportUnnecessaryIsInstance] -- from JSON
+            raise ValueError("expected the trust mode to have a name")
         _check_together(self.statements)
 
     @property
@@ -85,20 +88,20 @@ class FederationStatement:
             "claims": self.claims(),
             "statements": [json.loads(statement.to_json()) for statement in self.statements],
         }
-        return json.dumps(content, indent=2, allow_nan=False)
+        return json.dumps(content | {"checksum": checksum(content)}, indent=2, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Returns the statement that `to_json` wrote; every epsilon is recomputed.
+        """Returns the statement that `to_json` wrote; see `PrivacyStatement.from_json` for what is checked, at each client and here.
 
         Raises:
-            ValueError: If it is not such a statement, or one of its epsilons is not that of its events.
+            ValueError: If it is not such a statement, it was edited, or another version of privfed or of its accountant wrote it.
         """
         try:
-            content = cast("dict[str, Any]", json.loads(text))
+            content: dict[str, Any] = parse(text)
             statements = tuple(PrivacyStatement.from_json(json.dumps(part)) for part in content["statements"])
             federation = cls(mode=content["mode"], statements=statements)
-            same = {**json.loads(federation.to_json()), "claims": content["claims"], "statements": content["statements"]} == content
+            same = canonical(json.loads(federation.to_json())) == canonical(content)
         except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError("expected a federation statement of this version, got something else") from error
         if not same:

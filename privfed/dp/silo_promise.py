@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 from privfed.dp.accounting import epsilon
 from privfed.dp.mechanism import DiscreteGaussianSum, Event, Relation, Unit, check_delta, check_unit, decode_event, encode_event
 from privfed.dp.silo import SiloNoise
+from privfed.strict_json import real
 
 _MOST_ROUNDS: Final = 1_000_000
 
@@ -26,7 +27,7 @@ class SiloPromise:
         dropouts: How many of them may be missing from an opened sum.
 
     Raises:
-        ValueError: If epsilon is not what the events cost, to 1 %, they do not allow for so many colluders and dropouts, or another
+        ValueError: If epsilon is not what the events cost, they do not allow for so many colluders and dropouts, or another
             field is outside its range.
     """
 
@@ -38,11 +39,14 @@ class SiloPromise:
     dropouts: int
 
     def __post_init__(self) -> None:
-        check_delta(self.delta)
+        check_delta(real(self.delta))
+        counts = {"clients": (self.clients, 1), "colluders": (self.colluders, 0), "dropouts": (self.dropouts, 0)}
+        for name, (count, least) in counts.items():
+            if type(count) is not int or count < least:
+                raise ValueError(f"expected {name} to be a whole number of at least {least}, got {count}")
         if any(event.shares > self.clients - self.colluders - self.dropouts for event in self.events):
             raise ValueError("expected events that count on no more shares than colluders and dropouts leave")
-        if not math.isclose(self.epsilon, self.recompute(), rel_tol=0.01, abs_tol=1e-3):
-            raise ValueError(f"expected the epsilon of the events, which is {self.recompute():.4g}, got {self.epsilon:.4g}")
+        check_epsilon(self.epsilon, self.recompute())
 
     @classmethod
     def of(cls, events: Iterable[DiscreteGaussianSum], *, delta: float, noise: SiloNoise) -> Self:
@@ -140,6 +144,12 @@ def decode_events(runs: list[dict[str, Any]]) -> tuple[Event, ...]:
     if sum(run["rounds"] for run in runs) > _MOST_ROUNDS:
         raise ValueError(f"expected at most {_MOST_ROUNDS} rounds in a statement, got more")
     return tuple(decode_event(run["event"]) for run in runs for _ in range(run["rounds"]))
+
+
+def check_epsilon(stated: float, cost: float) -> None:
+    """Refuses a stated epsilon that is not what the events cost, but for rounding on another machine, with a ValueError."""
+    if not math.isclose(real(stated), cost, rel_tol=1e-6, abs_tol=1e-9):
+        raise ValueError(f"expected the epsilon of the events, which is {cost:.4g}, got {stated:.4g}")
 
 
 def show_epsilon(epsilon_value: float) -> str:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Self, cast
+from typing import Any, ClassVar, Final, Self
 
 from privfed.dp.accounting import ACCOUNTANT
 from privfed.dp.charges import Charges
@@ -21,6 +21,8 @@ from privfed.dp.mechanism import (
     Composition,
     CustomerSampledGaussian,
     Event,
+    GaussianRelease,
+    NonPrivateRelease,
     PoissonSampledGaussian,
     Relation,
     Unit,
@@ -28,13 +30,16 @@ from privfed.dp.mechanism import (
     check_unit,
     describe_event,
 )
-from privfed.dp.silo_promise import SiloPromise, count_events, decode_events, encode_events, show_epsilon
+from privfed.dp.silo_promise import SiloPromise, check_epsilon, count_events, decode_events, encode_events, show_epsilon
+from privfed.strict_json import canonical, checksum, parse, real
 
-_FORMAT: Final = "privfed privacy statement v1"
+_FORMAT: Final = "privfed privacy statement v2"
 
 NOISE_ADDED_BY: Final = "the owner of the data, on its own machine, before anything is encrypted or leaves it"
 
-RELEASED: Final = ("the change of the model's weights in every round, with noise, encrypted or not",)
+MODEL_RELEASED: Final = "the change of the model's weights in every round, with noise, encrypted or not"
+ANSWERS_RELEASED: Final = "answers to questions about the data, with noise"
+NOISELESS_RELEASED: Final = "something without noise: the change of the model's weights, or an answer"
 
 NOT_COVERED: Final = (
     "a person or company with several records: the promise is for each record alone",
@@ -77,13 +82,9 @@ class PrivacyStatement:
         adaptive_budget: The budget of an account whose events may have been chosen after looking at outcomes. A filter kept to it,
             so it is what is promised. None for a fixed schedule.
         silo: What was promised beside it about the owner as a whole; None if nothing was.
-        accountant: Name and version of what computed epsilon.
-        noise_added_by: Who added the noise.
-        released: What left the owner's machine.
-        not_covered: What the promise is not about.
 
     Raises:
-        ValueError: If epsilon is not what the events cost, to 1 %, or another field is outside its range.
+        ValueError: If epsilon is not what the events cost, or another field is outside its range.
 
     Example:
         >>> event = PoissonSampledGaussian(noise_multiplier=1.1, sample_rate=0.01, steps=100)
@@ -104,21 +105,23 @@ class PrivacyStatement:
     relation: Relation = Relation.ADD_OR_REMOVE_ONE
     adaptive_budget: Budget | None = None
     silo: SiloPromise | None = None
-    accountant: str = ACCOUNTANT
-    noise_added_by: str = NOISE_ADDED_BY
-    released: tuple[str, ...] = RELEASED
-    not_covered: tuple[str, ...] = NOT_COVERED
+
+    accountant: ClassVar[str] = ACCOUNTANT
+    """Name and version of what computed epsilon."""
+    noise_added_by: ClassVar[str] = NOISE_ADDED_BY
+    """Who added the noise."""
 
     def __post_init__(self) -> None:
-        check_delta(self.delta)
+        if not isinstance(self.population, str) or not self.population:  # pyright: ignore[reportUnnecessaryIsInstance] -- from JSON
+            raise ValueError("expected the population to have a name")
+        check_delta(real(self.delta))
         for event in self.events:
             check_unit(event, self.unit)
         sampled = any(isinstance(event, _CLIPPED) for event in self.events)
-        if (self.max_grad_norm is None and sampled) or (self.max_grad_norm is not None and not self.max_grad_norm > 0):
-            raise ValueError(f"expected the clipping norm of the sampled steps to be positive, got {self.max_grad_norm}")
-        # 1 % for another version of the accountant.
-        if not math.isclose(self.epsilon, self.recompute(), rel_tol=0.01, abs_tol=1e-3):
-            raise ValueError(f"expected the epsilon of the events, which is {self.recompute():.4g}, got {self.epsilon:.4g}")
+        norm = self.max_grad_norm
+        if (norm is None and sampled) or (norm is not None and not 0 < real(norm) < math.inf):
+            raise ValueError(f"expected the clipping norm of the sampled steps to be positive and finite, got {norm}")
+        check_epsilon(self.epsilon, self.recompute())
 
     @classmethod
     def of(
@@ -133,8 +136,6 @@ class PrivacyStatement:
         relation: Relation = Relation.ADD_OR_REMOVE_ONE,
         adaptive_budget: Budget | None = None,
         silo: SiloPromise | None = None,
-        released: Iterable[str] = RELEASED,
-        not_covered: Iterable[str] | None = None,
     ) -> Self:
         """Returns the statement about events, for example those of a ledger, with the epsilon that they cost.
 
@@ -143,7 +144,6 @@ class PrivacyStatement:
             ValueError: If a field is outside its range.
         """
         known = tuple(events)
-        usual = NOT_COVERED_FOR_CUSTOMERS if unit is Unit.CUSTOMER else NOT_COVERED
         return cls(
             population=population,
             events=known,
@@ -155,8 +155,6 @@ class PrivacyStatement:
             relation=relation,
             adaptive_budget=adaptive_budget,
             silo=silo,
-            released=tuple(released),
-            not_covered=usual if not_covered is None else tuple(not_covered),
         )
 
     @classmethod
@@ -167,7 +165,6 @@ class PrivacyStatement:
         max_grad_norm: float | None,
         randomness: Randomness = Randomness.OPERATING_SYSTEM,
         silo: SiloPromise | None = None,
-        released: Iterable[str] = RELEASED,
     ) -> Self:
         """Returns the statement about everything that a ledger charged, on the ledger's terms.
 
@@ -184,13 +181,23 @@ class PrivacyStatement:
             relation=terms.relation,
             adaptive_budget=terms.budget if terms.composition is Composition.ADAPTIVE else None,
             silo=silo,
-            released=released,
         )
 
     @property
     def private(self) -> bool:
         """Whether anything is promised: epsilon is finite, which it is not if the noise was seeded or missing."""
         return math.isfinite(self.epsilon)
+
+    @property
+    def released(self) -> tuple[str, ...]:
+        """What left the owner's machine, as far as it was charged."""
+        kinds = ((_CLIPPED, MODEL_RELEASED), ((GaussianRelease,), ANSWERS_RELEASED), ((NonPrivateRelease,), NOISELESS_RELEASED))
+        return tuple(what for types, what in kinds if any(isinstance(event, types) for event in self.events))
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What the promise is not about."""
+        return NOT_COVERED_FOR_CUSTOMERS if self.unit is Unit.CUSTOMER else NOT_COVERED
 
     @property
     def rounds(self) -> int:
@@ -241,17 +248,20 @@ class PrivacyStatement:
             "not_covered": list(self.not_covered),
             "claims": self.claims(),
         }
-        return json.dumps(content, indent=2, allow_nan=False)
+        return json.dumps(content | {"checksum": checksum(content)}, indent=2, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Returns the statement that `to_json` wrote.
+        """Returns the statement that `to_json` wrote. All that follows from other fields is computed anew, and must be what is written.
+
+        What follows from nothing else, such as the clipping norm, is bound by the checksum, which is no signature: whether a statement
+        is about a certain ledger, only the ledger tells.
 
         Raises:
-            ValueError: If it is not such a statement, or its epsilon is not that of its events.
+            ValueError: If it is not such a statement, it was edited, or another version of privfed or of its accountant wrote it.
         """
         try:
-            content = cast("dict[str, Any]", json.loads(text))
+            content: dict[str, Any] = parse(text)
             budget, silo = content["adaptive_budget"], content["silo"]
             statement = cls(
                 population=content["population"],
@@ -262,14 +272,10 @@ class PrivacyStatement:
                 randomness=Randomness[content["randomness"]],
                 unit=Unit[content["unit"]],
                 relation=Relation[content["relation"]],
-                adaptive_budget=None if budget is None else Budget(epsilon=budget["epsilon"], delta=budget["delta"]),
+                adaptive_budget=None if budget is None else Budget(epsilon=real(budget["epsilon"]), delta=real(budget["delta"])),
                 silo=None if silo is None else SiloPromise.of_content(silo),
-                accountant=content["accountant"],
-                noise_added_by=content["noise_added_by"],
-                released=tuple(content["released"]),
-                not_covered=tuple(content["not_covered"]),
             )
-            same = {**json.loads(statement.to_json()), "claims": content["claims"]} == content
+            same = canonical(json.loads(statement.to_json())) == canonical(content)
         except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError("expected a privacy statement of this version, got something else") from error
         if not same:
@@ -312,7 +318,7 @@ class PrivacyStatement:
             *([] if self.silo is None else ["", *self.silo.lines()]),
             "",
             "Released:",
-            *(f"  - {item}" for item in self.released),
+            *(f"  - {item}" for item in self.released or ("nothing",)),
             "",
             "Not covered:",
             *(f"  - {item}" for item in self.not_covered),
@@ -320,7 +326,7 @@ class PrivacyStatement:
         return "\n".join(lines) + "\n"
 
 
-_CLIPPED: Final = (PoissonSampledGaussian, CappedPoissonSampledGaussian, CustomerSampledGaussian)
+_CLIPPED: Final = (PoissonSampledGaussian, CappedPoissonSampledGaussian, CustomerSampledGaussian, AdaptivelyClippedGaussian)
 
 _ADVERSARIES: Final = {
     "an outsider": "it sees at most the models that were released",

@@ -9,6 +9,7 @@ from privfed.dp.mechanism import GaussianRelease, NonPrivateRelease, PoissonSamp
 from privfed.dp.silo import SiloNoise
 from privfed.dp.silo_promise import SiloPromise
 from privfed.dp.statement import PrivacyStatement
+from privfed.strict_json import checksum
 
 NOISE = SiloNoise(weights=dict.fromkeys("abc", 1), clip_steps=32, noise_multiplier=6.0, coordinates=1000)
 
@@ -115,8 +116,33 @@ def cheaper() -> str:
     return json.dumps(content)
 
 
+def promising(*, anew: bool) -> str:
+    """A claim that was edited, by somebody who does or does not compute the checksum anew."""
+    content = json.loads(FEDERATION.to_json())
+    content["claims"]["the server"] = "nothing can be learned"
+    seal = content.pop("checksum")
+    return json.dumps(content | {"checksum": checksum(content) if anew else seal})
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", edited(private=False), edited(format="v2"), edited(extra=1), edited(statements=[]), cheaper()]
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        edited(private=False),
+        edited(format="v3"),
+        edited(extra=1),
+        edited(statements=[]),
+        edited(mode="EscrowKey"),
+        edited(mode=""),
+        edited(claims={}),
+        edited(checksum=""),
+        cheaper(),
+        promising(anew=True),
+        promising(anew=False),
+        FEDERATION.to_json().replace('"mode": "SharedKey"', '"mode": "SharedKey", "mode": "SharedKey"'),
+    ],
 )
 def test_json_that_is_no_federation_statement_or_was_edited_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|Expecting"):

@@ -2,6 +2,7 @@ import json
 import math
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,8 @@ from privfed.dp.mechanism import (
 )
 from privfed.dp.silo import SiloNoise
 from privfed.dp.silo_promise import SiloPromise
-from privfed.dp.statement import PrivacyStatement, Randomness
+from privfed.dp.statement import ANSWERS_RELEASED, MODEL_RELEASED, NOISELESS_RELEASED, PrivacyStatement, Randomness
+from privfed.strict_json import checksum
 
 TRAINING = PoissonSampledGaussian(noise_multiplier=1.1, sample_rate=0.01, steps=100)
 HISTOGRAM = GaussianRelease(noise_multiplier=8.0, count=2)
@@ -163,11 +165,113 @@ def test_an_epsilon_that_is_not_the_cost_of_the_events_is_refused() -> None:
         replace(PRIVATE, randomness=Randomness.SEEDED)
     with pytest.raises(ValueError, match="expected the epsilon of the events"):
         replace(PRIVATE, epsilon=math.nan)
-    assert replace(PRIVATE, epsilon=0.995 * PRIVATE.epsilon).private
+    with pytest.raises(ValueError, match="expected the epsilon of the events"):
+        replace(PRIVATE, epsilon=0.999 * PRIVATE.epsilon)
+    assert replace(PRIVATE, epsilon=(1 + 1e-9) * PRIVATE.epsilon).private  # as another machine may round
 
 
 def edited(**changes: object) -> str:
     return json.dumps({**json.loads(PRIVATE.to_json()), **changes})
+
+
+def sealed(**changes: object) -> str:
+    """An edit by somebody who computes the checksum anew."""
+    content = {**json.loads(PRIVATE.to_json()), **changes}
+    del content["checksum"]
+    return json.dumps(content | {"checksum": checksum(content)})
+
+
+CONTENT: dict[str, Any] = json.loads(PRIVATE.to_json())
+# For every field, something else of the same kind: a new field cannot escape this.
+OTHER: dict[str, object] = {
+    "format": "privfed privacy statement v1",
+    "private": False,
+    "population": "bank_b",
+    "unit": "CUSTOMER",
+    "relation": "REPLACE_ONE",
+    "epsilon": PRIVATE.epsilon * 0.999,
+    "delta": 1e-6,
+    "events": CONTENT["events"][:1],
+    "max_grad_norm": 0.5,
+    "randomness": "SEEDED",
+    "noise_added_by": "the server",
+    "adaptive_budget": {"epsilon": 3.0, "delta": 1e-5},
+    "silo": {},
+    "accountant": "dp-accounting 99.0",
+    "released": [],
+    "not_covered": CONTENT["not_covered"][1:],
+    "claims": CONTENT["claims"] | {"the server": "nothing can be learned"},
+    "checksum": "0" * 64,
+}
+BOUND_BY_THE_CHECKSUM_ALONE = {"population", "max_grad_norm"}
+
+
+def test_every_field_of_a_statement_is_edited_in_a_test() -> None:
+    assert set(OTHER) == set(CONTENT)
+    assert all(OTHER[name] != CONTENT[name] for name in OTHER)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_an_edit_of_any_one_field_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        PrivacyStatement.from_json(edited(**{name: OTHER[name]}))
+    left_out = {key: value for key, value in CONTENT.items() if key != name}
+    with pytest.raises(ValueError, match="expected"):
+        PrivacyStatement.from_json(json.dumps(left_out))
+
+
+@pytest.mark.parametrize("name", sorted(set(OTHER) - BOUND_BY_THE_CHECKSUM_ALONE - {"checksum"}))
+def test_an_edit_of_a_field_that_follows_from_others_is_refused_though_its_checksum_was_computed_anew(name: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        PrivacyStatement.from_json(sealed(**{name: OTHER[name]}))
+
+
+def test_a_checksum_is_no_signature_and_what_follows_from_nothing_else_is_for_the_ledger_to_tell() -> None:
+    for name in BOUND_BY_THE_CHECKSUM_ALONE:
+        assert getattr(PrivacyStatement.from_json(sealed(**{name: OTHER[name]})), name) == OTHER[name]
+
+
+@pytest.mark.parametrize("number", [1, True])
+def test_numbers_of_another_kind_are_refused_though_python_takes_them_for_equal(number: object) -> None:
+    asked = PrivacyStatement.of([HISTOGRAM], population="a", delta=1e-5, max_grad_norm=1.0)
+    for name in ("max_grad_norm", "delta", "epsilon"):
+        content = json.loads(asked.to_json()) | {name: number}
+        with pytest.raises(ValueError, match="expected"):
+            PrivacyStatement.from_json(json.dumps(content))
+
+
+def test_a_key_that_stands_twice_and_a_number_that_is_none_are_refused() -> None:
+    text = PRIVATE.to_json()
+    claims = json.dumps(CONTENT["claims"])
+    for twice in (
+        text.replace('"private": true', '"private": true, "private": true'),
+        text.replace('"unit": "RECORD"', '"unit": "CUSTOMER", "unit": "RECORD"'),
+        text.replace('"count": 2', '"count": 9, "count": 2'),
+        json.dumps(CONTENT).replace(claims, claims[:-1] + ', "the server": "x", "the server": "y"}'),
+        text.replace('"max_grad_norm": 1.5', '"max_grad_norm": NaN'),
+        text.replace('"max_grad_norm": 1.5', '"max_grad_norm": 1e999'),
+    ):
+        assert twice not in (text, json.dumps(CONTENT))
+        with pytest.raises(ValueError, match="expected"):
+            PrivacyStatement.from_json(twice)
+
+
+def test_what_was_released_follows_from_what_was_charged() -> None:
+    assert statement_of(TRAINING).released == (MODEL_RELEASED,)
+    assert PRIVATE.released == (MODEL_RELEASED, ANSWERS_RELEASED)
+    assert NOISELESS.released == (MODEL_RELEASED, NOISELESS_RELEASED)
+    assert statement_of().released == ()
+    assert customer_statement().released == (MODEL_RELEASED,)
+    moving = AdaptivelyClippedGaussian(noise_multiplier=1.5, count_noise=5.0, sample_rate=0.01, steps=10)
+    assert statement_of(moving).released == (MODEL_RELEASED,)
+    with pytest.raises(ValueError, match="clipping norm"):
+        PrivacyStatement.of([moving], population="a", delta=1e-5, max_grad_norm=None)
+
+
+def test_a_population_without_a_name_is_refused() -> None:
+    for name in ("", None, 3):
+        with pytest.raises(ValueError, match="to have a name"):
+            replace(PRIVATE, population=name)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +283,7 @@ def edited(**changes: object) -> str:
         edited(epsilon=0.5),
         edited(epsilon="1"),
         edited(private=False),
-        edited(format="privfed privacy statement v2"),
+        edited(format="privfed privacy statement v3"),
         edited(extra=1),
         edited(unit="CUSTOMER"),
         edited(events=[]),
@@ -320,6 +424,9 @@ def edited_silo(**changes: object) -> str:
         edited_silo(events=[{"rounds": 5, "event": {"kind": "non-private release"}}]),
         edited_silo(events=[{"rounds": 5, "event": {"kind": "poisson sampled gaussian", "noise_multiplier": 1.0}}]),
         edited_silo(extra=1),
+        edited_silo(claims={}),
+        edited_silo(colluders=-1),
+        edited_silo(clients=6.0),
         edited(silo=3),
         edited(silo={}),
         edited(adaptive_budget={"epsilon": 3.0}),
@@ -338,3 +445,6 @@ def test_a_promise_that_counts_on_more_shares_than_it_tolerates_is_refused() -> 
         replace(promise(), epsilon=1.0)
     with pytest.raises(ValueError, match="delta"):
         replace(promise(), delta=0.0)
+    for name, count in (("clients", 0), ("colluders", -1), ("dropouts", True), ("clients", 6.0)):
+        with pytest.raises(ValueError, match=f"expected {name} to be a whole number"):
+            replace(promise(), **{name: count})
