@@ -14,6 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from privfed.audit.findings import Audit
 from privfed.errors import UnsupportedDataError
+from privfed.strict_json import parse
 
 
 def write_audit(audit: Audit, path: Path, *, run: str) -> None:
@@ -24,7 +25,8 @@ def write_audit(audit: Audit, path: Path, *, run: str) -> None:
         path: Where to.
         run: Digest of the run that it is about. It binds by content, not by a key: who may write the file can forge it.
     """
-    path.write_text(json.dumps({"run": run, "audit": _encode(audit)}, indent=1, allow_nan=False), encoding="utf-8")
+    content = {"run": run, "verdict": audit.verdict, "audit": _encode(audit)}
+    path.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
 
 
 def read_audit(path: Path, *, run: str) -> Audit | None:
@@ -36,9 +38,14 @@ def read_audit(path: Path, *, run: str) -> Audit | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return _decode(Audit, found["audit"]) if found["run"] == run else None
-    except (ValueError, TypeError, LookupError) as error:
+        found = parse(path.read_text(encoding="utf-8"))
+        if found["run"] != run:
+            return None
+        audit: Audit = _decode(Audit, found["audit"])
+        if set(found) != {"run", "verdict", "audit"} or found["verdict"] != audit.verdict:
+            raise ValueError("expected the verdict that follows from the measurements")
+        return audit
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UnsupportedDataError(
             f"{path} does not hold what privfed audit writes; nothing was done; remove it, or have it replaced by privfed audit"
         ) from error

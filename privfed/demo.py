@@ -47,7 +47,7 @@ class Size:
     repeats: int
 
 
-FULL = Size(rows=60_000, rounds=10, steps=40, repeats=8)
+FULL = Size(rows=60_000, rounds=10, steps=40, repeats=16)
 QUICK = Size(rows=20_000, rounds=3, steps=20, repeats=4)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from privfed.agreement import OpeningPolicy
 from privfed.he.params import CkksParams
 from privfed.round import RoundRecord, Stage
+from privfed.strict_json import real
 from privfed.training.evaluate import Evaluation, EvaluationScope
-from privfed.training.mechanism import TrainingMechanism
+from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.update import PlainVector
 
 
@@ -23,12 +24,22 @@ class RoundSummary:
         grid_error_max: Largest difference, in grid steps, between the opened sum and the integer weighted sum of the updates; None
             if an update was not trained under these eyes, but resent after a restart.
         evaluation: Metrics of the model after the round, if it was evaluated.
+
+    Raises:
+        ValueError: If no client has a positive coefficient, one has a negative one, or an epsilon is negative or NaN.
     """
 
     record: RoundRecord
     epsilon: Mapping[str, float]
     grid_error_max: int | None
     evaluation: Evaluation | None
+
+    def __post_init__(self) -> None:
+        coefficients = self.record.coefficients.values()
+        if not any(coefficients) or min(coefficients) < 0:
+            raise ValueError(f"expected a sum with positive coefficients in round {self.record.round + 1}, got one without")
+        if not all(value >= 0 for value in self.epsilon.values()):
+            raise ValueError(f"expected every epsilon after round {self.record.round + 1} to be at least 0, got another one")
 
     def __repr__(self) -> str:
         return f"RoundSummary(round={self.record.round}, participants={len(self.record.participants)})"
@@ -56,13 +67,14 @@ class RoundSummary:
             ValueError: If it is something else.
         """
         try:
+            _check_kinds(fields)
             record: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields["record"].items()}
             record["silent"] = {name: Stage[stage] for name, stage in fields["record"]["silent"].items()}
             evaluation: Evaluation | None = None
             if fields["evaluation"] is not None:
                 metrics = {name: math.nan if value is None else value for name, value in fields["evaluation"].items()}
                 evaluation = Evaluation(**{**metrics, "scope": EvaluationScope[str(metrics["scope"])]})
-            return cls(
+            summary = cls(
                 record=RoundRecord(**record),
                 epsilon={name: math.inf if value is None else value for name, value in fields["epsilon"].items()},
                 grid_error_max=fields["grid_error_max"],
@@ -70,6 +82,31 @@ class RoundSummary:
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError("expected a round as RoundSummary.to_json gives it, got something else") from error
+        if set(fields) != set(summary.to_json()):
+            raise ValueError("expected exactly the fields of a round, got others")
+        return summary
+
+
+def _check_kinds(fields: Mapping[str, Any]) -> None:
+    """Refuses a round with a text for a number, or the like, with a ValueError."""
+    record = fields["record"]
+    evaluation = {} if fields["evaluation"] is None else fields["evaluation"]
+    counted = [record["round"], *(count for part in ("coefficients", "bytes_up", "bytes_down") for count in record[part].values())]
+    counted += [evaluation[name] for name in ("positives", "records") if evaluation]
+    counted += [] if fields["grid_error_max"] is None else [fields["grid_error_max"]]
+    if not all(type(count) is int and count >= 0 for count in counted):
+        raise ValueError("expected whole numbers from 0 where a round counts something, got something else")
+    metrics = [value for name, value in evaluation.items() if name != "scope"]
+    for number in (*record["seconds"].values(), *metrics, *fields["epsilon"].values()):
+        if number is not None:
+            real(number)
+    texts = [record["history"], *record["selected"], *record["refused"]]
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or not isinstance(record["selected"], list)
+        or not isinstance(record["refused"], list)
+    ):
+        raise ValueError("expected names in a round, got something else")
 
 
 def _finite(value: object) -> object:
@@ -108,6 +145,10 @@ class History:
         model: The weights after the last round.
         rounds: A summary per round that was held, at least one.
         failed: Rounds that were not held.
+
+    Raises:
+        ValueError: If there is no client or no round, what a client had spent after the last round is missing, or differential privacy is
+            claimed though a client trained without it.
     """
 
     mode: str
@@ -122,6 +163,14 @@ class History:
     model: PlainVector = field(repr=False)
     rounds: tuple[RoundSummary, ...] = field(repr=False)
     failed: tuple[FailedRound, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.training or not self.rounds:
+            raise ValueError(f"expected at least one client and one round, got {len(self.training)} and {len(self.rounds)}")
+        if not set(self.training) <= set(self.epsilon):
+            raise ValueError("expected what every client had spent after the last round, got it of some")
+        if self.private and not all(isinstance(training, DpSgd) for training in self.training.values()):
+            raise ValueError("expected no claim of differential privacy where a client trains without it")
 
     @property
     def epsilon(self) -> Mapping[str, float]:

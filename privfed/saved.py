@@ -1,7 +1,6 @@
 """A finished simulation in its folder, as `privfed simulate --out` leaves it: read, audited, and reported on."""
 
 import hashlib
-import json
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from privfed import __version__
+from privfed.aggregation.rules import FedAvg
 from privfed.agreement import OpeningPolicy
 from privfed.audit.canaries import transaction_schema
 from privfed.audit.findings import Audit
@@ -20,17 +20,21 @@ from privfed.audit_file import read_audit, write_audit
 from privfed.client import Client
 from privfed.data.paysim import NOBAL, PRE, FeatureSet, features
 from privfed.data.transactions import generate_transactions
+from privfed.dp.charges import Charges
 from privfed.dp.clipping import AdaptiveClipping
 from privfed.dp.ledger import Ledger
+from privfed.dp.mechanism import Composition, Relation
 from privfed.dp.statement import PrivacyStatement
 from privfed.errors import LedgerError, UnsupportedDataError
 from privfed.he.params import CkksParams
+from privfed.he.secret import SharedKey
 from privfed.history import History, RoundSummary
 from privfed.scenario import consortium_of, first_model
+from privfed.strict_json import canonical, checksum, parse, real
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.model import layout_of, values_of
 
-_OTHER_ACCOUNTANT = 0.01  # how far another version of the accountant may be off
+_ROUNDING = 1e-6  # how far another machine may be off
 _AUDIT = "audit.json"
 _MECHANISMS = {mechanism.__name__: mechanism for mechanism in (DpSgd, NonPrivate)}
 
@@ -55,37 +59,48 @@ class SavedRun:
     def load(cls, folder: Path) -> Self:
         """Reads a folder.
 
+        What follows from other fields of history.json is computed anew, and must be what is written there. The checksum in it notices
+        other edits, unless it was computed anew: it is no signature. What the ledgers know is compared with them before it is used.
+
         Raises:
             OSError: If a file is missing or may not be read.
-            UnsupportedDataError: If the folder holds something else than `privfed simulate` writes.
+            UnsupportedDataError: If the folder holds something else than `privfed simulate` writes, or history.json was edited.
         """
         text = (folder / "history.json").read_text(encoding="utf-8")
         try:
-            fields: dict[str, Any] = json.loads(text)
+            fields: dict[str, Any] = parse(text)
+            seal = fields.pop("checksum")
             feature_set = next(known for known in (PRE, NOBAL) if list(known.columns) == fields["features"])
             model = first_model(feature_set)
             command: str | None = None if fields["command"] is None else str(fields["command"])
-            training = {bank["name"]: _mechanism(bank) for bank in fields["banks"]}
-            epsilon: float = math.inf if fields["budget"]["epsilon"] is None else fields["budget"]["epsilon"]
+            training = {str(bank["name"]): _mechanism(bank) for bank in fields["banks"]}
+            epsilon = math.inf if fields["budget"]["epsilon"] is None else real(fields["budget"]["epsilon"])
             with np.load(folder / "model.npz", allow_pickle=False) as tensors:
                 values = layout_of(model).flatten(dict(tensors))
             history = History(
-                mode=fields["mode"],
-                rule=fields["rule"],
+                mode=SharedKey.__name__,
+                rule=FedAvg().name,
                 policy=OpeningPolicy(),
                 params=CkksParams.standard(),
                 training=training,
-                delta=dict.fromkeys(training, float(fields["budget"]["delta"])),
+                delta=dict.fromkeys(training, real(fields["budget"]["delta"])),
                 budget=dict.fromkeys(training, epsilon),
-                private=fields["private"],
+                # No simulation seeds its noise.
+                private=all(isinstance(how, DpSgd) for how in training.values()),
                 initial=values_of(model),
                 model=values,
                 rounds=tuple(RoundSummary.from_json(summary) for summary in fields["rounds"]),
             )
-        except (KeyError, TypeError, ValueError, StopIteration, OverflowError, RecursionError) as error:
+            differing = _differences(fields, history) or (["checksum"] if seal != checksum(fields) else [])
+        except (KeyError, TypeError, ValueError, AttributeError, StopIteration, OverflowError, RecursionError) as error:
             raise UnsupportedDataError(
                 f"{folder} does not hold what privfed simulate --out writes; nothing was done; make a folder with that command"
             ) from error
+        if differing:
+            raise UnsupportedDataError(
+                f"history.json in {folder} was edited, or is of another version: the {', '.join(differing)} in it is not what follows from "
+                "the rest; nothing was done; put the run's own file back, or make a folder with privfed simulate --out"
+            )
         return cls(folder=folder, feature_set=feature_set, history=history, command=command)
 
     def audit(self, *, repeats: int, progress: Callable[[int], None] | None = None) -> Audit:
@@ -147,18 +162,65 @@ class SavedRun:
         return tuple(statements)
 
     def _ledger(self, name: str) -> Ledger:
-        """The ledger of a bank, which must be the one that this run charged."""
+        """The ledger of a bank, which must be the one that this run charged, for what the history says."""
         ledger = Ledger.read(self.folder / f"{name}.ledger")
-        said, budget = self.history.epsilon[name], self.history.budget[name]
-        rounds = sum(name in summary.record.participants for summary in self.history.rounds)
-        same = math.isclose(ledger.spent(), said, rel_tol=_OTHER_ACCOUNTANT) or (math.isinf(said) and math.isinf(ledger.spent()))
-        if ledger.population != name or ledger.budget.epsilon != budget or len(ledger.events()) != rounds or not same:
+        history, terms, events = self.history, ledger.terms, ledger.events()
+        taken_part = [name in summary.record.participants for summary in history.rounds]
+        standard = (Composition.FIXED_SCHEDULE, Relation.ADD_OR_REMOVE_ONE, None)
+        same = {
+            "population": terms.population == name,
+            "terms": (terms.composition, terms.relation, terms.silo_budget) == standard,
+            "budget": terms.budget.epsilon == history.budget[name],
+            "delta": terms.budget.delta == history.delta[name],
+            "number of charges": len(events) == sum(taken_part),
+            "training": set(events) <= {history.training[name].event()},
+        }
+        if all(same.values()):
+            same["epsilon"] = all(
+                _equal(summary.epsilon[name], Charges(events[: sum(taken_part[: number + 1])]).epsilon(delta=terms.budget.delta))
+                for number, summary in enumerate(history.rounds)
+            )
+        if not all(same.values()):
             ledger.close()
             raise LedgerError(
-                f"{name}.ledger in {self.folder} is not the ledger that this run charged: its population, budget, number of charges or "
-                "epsilon is another than history.json says; nothing was done; put the run's own ledger back"
+                f"{name}.ledger in {self.folder} is not the ledger that this run charged, or history.json was edited: its "
+                f"{', '.join(what for what, holds in same.items() if not holds)} is another than history.json says; nothing was done; put "
+                "the run's own files back"
             )
         return ledger
+
+
+def _differences(fields: dict[str, Any], history: History) -> list[str]:
+    """Fields of history.json that are not what follows from its other ones."""
+    last = history.rounds[-1]
+    banks: list[dict[str, Any]] = fields["banks"]
+    names = [str(bank["name"]) for bank in banks]
+    follows: dict[str, object] = {
+        "mode": history.mode,
+        "rule": history.rule,
+        "private": history.private,
+        "parameters": history.model.layout.size,
+        "pr_auc": [None if math.isnan(value) else value for value in history.pr_auc],
+        "bytes_up_per_parameter": history.bytes_up_per_parameter,
+        "bytes_down_per_parameter": history.bytes_down_per_parameter,
+    }
+    differing = [name for name, value in follows.items() if canonical(fields[name]) != canonical(value)]
+    sent = [sum(summary.record.bytes_up.get(name, 0) for summary in history.rounds) for name in names]
+    spent = [value if math.isfinite(value := last.epsilon[name]) else None for name in names]
+    for part, values in (("bytes_up", sent), ("epsilon", spent)):
+        if canonical([bank[part] for bank in banks]) != canonical(values):
+            differing.append(f"{part} of the banks")
+    if len(set(names)) != len(names) or any(
+        not {*s.record.selected, *s.record.coefficients, *s.epsilon} <= {*names} for s in history.rounds
+    ):
+        differing.append("names of the banks")
+    if [summary.record.round for summary in history.rounds] != list(range(len(history.rounds))):
+        differing.append("numbers of the rounds")
+    return differing
+
+
+def _equal(said: float, computed: float) -> bool:
+    return said == computed or math.isclose(said, computed, rel_tol=_ROUNDING)
 
 
 def _mechanism(bank: dict[str, Any]) -> TrainingMechanism:

@@ -25,6 +25,7 @@ from privfed.dp.mechanism import Budget
 from privfed.engines.local import simulate
 from privfed.he.secret import SharedKey
 from privfed.history import History, RoundSummary
+from privfed.strict_json import checksum
 from privfed.training.evaluate import EvaluationScope
 from privfed.training.loss import BinaryCrossEntropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
@@ -195,7 +196,7 @@ class Outcome:
         }
 
     def save(self, folder: Path, *, command: str | None = None) -> None:
-        """Writes history.json and model.npz, one array per tensor of the model, into a folder that exists.
+        """Writes history.json, under a checksum, and model.npz, one array per tensor of the model, into a folder that exists.
 
         Args:
             folder: Where to.
@@ -204,8 +205,9 @@ class Outcome:
         Raises:
             FileExistsError: If one of them is there already. Nothing is overwritten.
         """
+        content = self.to_json() | {"command": command}
         with (folder / "history.json").open("x", encoding="utf-8") as file:
-            json.dump(self.to_json() | {"command": command}, file, indent=2, allow_nan=False)
+            json.dump(content | {"checksum": checksum(content)}, file, indent=2, allow_nan=False)
         model = self.history.model
         tensors = {name: values.astype(np.float32) for name, values in model.layout.unflatten(model).items()}
         with (folder / "model.npz").open("xb") as file:

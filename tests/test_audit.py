@@ -17,7 +17,7 @@ from privfed.attacks.scoring import interval
 from privfed.audit.background import Background, Pulls
 from privfed.audit.canaries import Canaries, transaction_schema
 from privfed.audit.example import Example
-from privfed.audit.findings import TELLING, Audit, Finding, Measured, Verdict, strongest
+from privfed.audit.findings import Audit, Finding, Measured, Verdict, strongest
 from privfed.audit.rounds import Setting, audited_setting, control_setting, facts
 from privfed.audit.run import run_audit
 from privfed.audit.suite import SUITE, TOLERANCE, Baseline, LabelAttack, RowAttack, Score
@@ -420,9 +420,9 @@ def test_labels_are_counted_exactly_where_nothing_hides_them(private_audit: Audi
     ("low", "high", "certified", "expected"),
     [
         (1e-9, 0.1, 0.0, Verdict.BETTER),
-        (0.0, TELLING + 1e-9, 0.0, Verdict.UNDECIDED),
+        (0.0, 0.1 + 1e-9, 0.0, Verdict.UNDECIDED),
         (-1.0, 1.0, 0.0, Verdict.UNDECIDED),
-        (-0.3, TELLING, 0.0, Verdict.NO_BETTER),
+        (-0.3, 0.1, 0.0, Verdict.NO_BETTER),
         (0.0, 0.0, 0.0, Verdict.NO_BETTER),
         (-0.3, -1e-9, 0.0, Verdict.WORSE),
         (-0.3, -0.1, 0.25, Verdict.BETTER),
@@ -432,7 +432,9 @@ def test_the_verdict_follows_from_the_interval_of_the_gain_and_from_certificates
     private_audit: Audit, low: float, high: float, certified: float, expected: Verdict
 ) -> None:
     finding = private_audit.shown(CLIENT_WITH_SERVER.name)
-    outcome = measured(finding)
+    # One of four records in every second batch, beyond the fifth that guessing has right, is a gain of 0.8 / 8.
+    outcome = replace(measured(finding), baseline=0.2, rows=4)
+    assert outcome.telling == pytest.approx(0.1, rel=1e-12)
     changed = replace(finding, outcome=replace(outcome, gain=replace(outcome.gain, low=low, high=high), certified=certified))
     assert changed.verdict is expected
     assert changed.reads_records is (expected is Verdict.BETTER)
@@ -440,6 +442,15 @@ def test_the_verdict_follows_from_the_interval_of_the_gain_and_from_certificates
     counts = replace(changed, outcome=replace(measured(changed), example=None))
     assert not counts.reads_records
     assert private_audit.of(SERVER.name)[0].verdict is None
+
+
+def test_a_gain_that_would_matter_is_that_of_an_attack_that_reads_a_record_in_every_second_batch(private_audit: Audit) -> None:
+    outcome = measured(private_audit.shown(CLIENT_WITH_SERVER.name))
+    batches = 1000
+    guessed = np.full(outcome.rows * batches, outcome.baseline)
+    read = guessed.copy()
+    read[:: 2 * outcome.rows] = 1.0
+    assert outcome.telling == pytest.approx(read.mean() - guessed.mean())
 
 
 def test_the_gain_is_the_mean_difference_from_the_stronger_baseline(private_audit: Audit) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from privfed.attacks.adversary import SERVER, Form, Holding
+from privfed.attacks.meters import Meter
 from privfed.attacks.observation import NotApplicable
 from privfed.attacks.scoring import Interval
 from privfed.audit.findings import Audit, Finding, Measured
+from privfed.audit.metering import MeteredTraining, TrainingReading
 from privfed.audit.suite import Baseline, Example
 from privfed.audit_file import read_audit, write_audit
 from privfed.errors import UnsupportedDataError
@@ -44,6 +46,8 @@ FINDING = Finding(
     outcome=MEASURED,
     bytes_seen=None,
 )
+METER = Meter(what="noise", measured=1.0, low=0.9, high=1.1, declared=1.0, less="too little", more="too much")
+READING = TrainingReading(noise=METER, weight=METER, on_the_model=(METER, METER), claimed=math.inf, proved=0.5, delta=1e-5)
 AUDIT = Audit(
     mode="SharedKey",
     protection="encrypted",
@@ -54,6 +58,10 @@ AUDIT = Audit(
         FINDING,
         replace(FINDING, outcome=replace(MEASURED, example=None)),
         replace(FINDING, outcome=NotApplicable(reason="nothing was sent"), bytes_seen=4096),
+    ),
+    trainings=(
+        MeteredTraining(client="bank_1", claims_noise=True, reading=READING, missing=""),
+        MeteredTraining(client="bank_2", claims_noise=True, reading=None, missing="too few records"),
     ),
     holdings={"the server": (Holding(what="uploads", size=12, form=Form.CIPHERTEXT),), "nobody": ()},
     seconds=1.5,
@@ -103,6 +111,10 @@ DAMAGE = {
     "an unknown kind of outcome": set_to({"is": "Path"}, "audit", "findings", 0, "outcome"),
     "no outcome": set_to(None, "audit", "findings", 0, "outcome"),
     "one field more": set_to(1, "audit", "extra"),
+    "a field beside it": set_to(1, "extra"),
+    "another verdict": set_to("As declared.", "verdict"),
+    "a measurement that is not as the verdict says": set_to("9.0", "audit", "trainings", 0, "reading", "weight", "low"),
+    "no verdict": set_to(None, "verdict"),
 }
 
 
@@ -126,3 +138,15 @@ def test_what_an_audit_must_not_hold_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="plain values, got bytes"):
         write_audit(replace(AUDIT, mode=b"bytes"), tmp_path / "audit.json", run="this run")
     assert not (tmp_path / "audit.json").exists()
+
+
+def test_a_key_that_stands_twice_is_refused(path: Path) -> None:
+    path.write_text(path.read_text().replace('"run": ', '"run": "this run", "run": ', 1))
+    with pytest.raises(UnsupportedDataError, match="nothing was done"):
+        read_audit(path, run="this run")
+
+
+def test_the_file_says_the_verdict(path: Path) -> None:
+    assert json.loads(path.read_text())["verdict"] == AUDIT.verdict
+    assert AUDIT.verdict.startswith("As declared: the noise and the clipping of bank_1, ")
+    assert AUDIT.verdict.endswith("; not measured at bank_2: too few records.")

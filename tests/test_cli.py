@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from privfed.cli import app
 from privfed.cli.refusals import Refusing
+from privfed.cli.simulate import FEWEST_DECLARED
 from privfed.cli.terminal import RoundProgress, bytes_of, duration, epsilon_of, number, printable, table
 from privfed.data.divergence import divergence_table
 from privfed.data.paysim import NOBAL, features, load_paysim
@@ -33,6 +34,8 @@ from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget, GaussianRelease, NonPrivateRelease, PoissonSampledGaussian
 from privfed.errors import BudgetExceededError
 from privfed.identity import Identity
+from privfed.scenario import _DECLARED_IN, _declared
+from privfed.strict_json import checksum
 
 
 def privfed(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -127,6 +130,7 @@ def test_simulate_prints_one_json_object_that_is_also_its_history_file(
     assert process.stderr == ""
     result = json.loads(process.stdout)
     kept = json.loads((out / "history.json").read_text())
+    assert kept.pop("checksum") == checksum(kept)
     assert kept.pop("command").startswith("privfed simulate ")
     assert result == kept
     assert result["scope"] == "simulation only"
@@ -201,9 +205,22 @@ def test_what_simulate_says_comes_next_is_a_command_that_runs(
     assert {Path(commands[0][-1]), Path(commands[1][-1])} == {out}
 
 
-def test_simulate_refuses_a_delta_of_no_use_before_it_makes_a_ledger(log: Path, tmp_path: Path) -> None:
-    reason = refusal(here("simulate", str(log), "--quick", "--banks", "3", "--delta", "0.001", "--out", str(tmp_path / "run")))
-    assert "one over the 1000 records that 'bank_1' declares at most, got 0.001" in reason
+def test_a_delta_that_no_bank_can_use_is_refused_before_the_file_is_opened(tmp_path: Path) -> None:
+    assert FEWEST_DECLARED == _DECLARED_IN == _declared(1)
+    for delta in ("0.5", "0.001"):
+        reason = refusal(here("simulate", str(tmp_path / "absent.csv"), "--delta", delta))
+        assert f"expected --delta to be above 0 and below 0.001, got {delta}: every bank declares 1,000 records or more" in reason
+        assert "leave --delta out" in reason
+        assert reason.endswith("nothing was read")
+    reason = refusal(here("simulate", str(tmp_path / "absent.csv"), "--banks", "2"))
+    assert "expected --banks from 3" in reason
+
+
+def test_simulate_refuses_a_delta_of_no_use_before_it_makes_a_ledger(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    generate_transactions(rows=6000, fraud_rate=0.02, rng=np.random.default_rng(0)).to_csv(log, index=False)
+    reason = refusal(here("simulate", str(log), "--quick", "--banks", "3", "--delta", "0.0009", "--out", str(tmp_path / "run")))
+    assert re.search(r"one over the \d000 records that 'bank_\d' declares at most, got 0.0009", reason)
     assert "nothing was charged" in reason
     assert not list((tmp_path / "run").iterdir())
 
@@ -228,8 +245,8 @@ def test_simulate_without_noise_says_so_and_claims_nothing(log: Path) -> None:
         (("--seed", "-1"), "expected --seed from 0, got -1"),
         (("--epsilon", "0"), "expected --epsilon to be a finite number above 0, got 0"),
         (("--epsilon", "inf"), "expected --epsilon to be a finite number above 0, got inf; nothing was read"),
-        (("--delta", "1"), "expected --delta to be above 0 and below 1"),
-        (("--non-private", "--delta", "0"), "expected --delta to be above 0 and below 1"),
+        (("--delta", "1"), "expected --delta to be above 0 and below 0.001"),
+        (("--non-private", "--delta", "0"), "expected --delta to be above 0 and below 0.001"),
         (("--non-private", "--epsilon", "3"), "expected --non-private without --epsilon"),
         (("--quick", "--rounds", "3"), "expected --quick without --rounds: it has 2 rounds"),
         (("--banks", "80"), "too few frauds for 80 banks"),
@@ -483,7 +500,10 @@ def test_ledger_verify_takes_the_head_from_the_memory_of_a_peer(ledger: Path, tm
 def test_ledger_verify_refuses_a_file_that_says_no_head(content: str, reason: str, ledger: Path, tmp_path: Path) -> None:
     (tmp_path / "head.txt").write_text(content)
     assert reason in refusal(here("ledger", "verify", str(ledger), "--head", str(tmp_path / "head.txt")))
-    assert "No such file" in refusal(here("ledger", "verify", str(ledger), "--head", "00ff"))
+    for head in ("00ff", "abc", "0" * 63, str(tmp_path)):
+        reason = refusal(here("ledger", "verify", str(tmp_path / "no.ledger"), "--head", head))
+        assert f"got {head!r}, {len(head)} characters and no file; nothing was checked" in reason
+        assert "give the head that privfed ledger verify printed then" in reason
 
 
 @pytest.mark.parametrize("command", ["show", "verify"])

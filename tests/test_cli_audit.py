@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from privfed.dp.mechanism import PoissonSampledGaussian
 from privfed.errors import LedgerError, UnsupportedDataError
 from privfed.saved import SavedRun
 from privfed.scenario import Scenario, run_scenario
+from privfed.strict_json import checksum
 
 
 def privfed(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -87,6 +89,19 @@ def test_the_audit_of_a_run_without_noise_lets_a_client_with_the_server_read_rec
     assert math.isinf(SavedRun.load(open_run).history.epsilon["bank_1"])
 
 
+def test_an_audit_says_whether_the_banks_train_as_they_declare(private_run: Path, open_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(private_run, folder)
+    shown = " ".join(here("audit", str(folder), "--quick").stdout.split())
+    verdict = "As declared: the noise and the clipping of bank_1, bank_2, bank_3"
+    assert f"Training, measured with canaries. {verdict}" in shown
+    assert json.loads((folder / "audit.json").read_text())["verdict"].startswith(verdict)
+    here("report", str(folder))
+    checks = {check["claim"]: check["holds"] for check in json.loads((folder / "report.json").read_text())["checks"]}
+    assert checks["Every client's training adds the noise, and clips, as it declares."]
+    assert SavedRun.load(open_run).audit(repeats=2).verdict == "Nothing to measure: no client says that it trains with noise."
+
+
 def test_an_audit_charges_nothing(private_run: Path) -> None:
     def heads() -> list[bytes]:
         found = []
@@ -127,10 +142,10 @@ def test_the_report_uses_the_audit_that_was_kept_for_this_very_run_and_says_so(
         "Attacks: run now, over 2 batches of canaries, because there was no audit.json of this very run"
         in here("report", str(other)).stdout
     )
-    assert attacks == [3, 8]
+    assert attacks == [3, 16]
     assert (other / "audit.json").read_bytes() != (folder / "audit.json").read_bytes()  # kept for the next time
     assert "those of audit.json" in here("report", str(other)).stdout
-    assert attacks == [3, 8]
+    assert attacks == [3, 16]
 
     before = (folder / "audit.json").read_bytes()
     assert "Attacks" not in here("report", str(folder), "--no-audit").stdout
@@ -167,13 +182,155 @@ def test_the_report_is_written_beside_the_run(private_run: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("command", ["audit", "report"])
 def test_a_folder_without_a_run_is_refused_in_one_line_that_says_how_to_make_one(tmp_path: Path, command: str) -> None:
-    for wrong in (tmp_path, tmp_path / "absent", Path(__file__)):
+    told = {
+        tmp_path: f"{tmp_path} holds no history.json",
+        tmp_path / "absent": f"there is no folder {tmp_path / 'absent'}",
+        Path(__file__): f"{__file__} is a file, not the folder of a run",
+    }
+    for wrong, words in told.items():
         process = privfed(command, str(wrong))
         assert process.returncode == 2
         assert process.stdout == ""
         (line,) = process.stderr.splitlines()
-        assert line.startswith(f"refused: {wrong} holds no history.json")
+        assert line.startswith(f"refused: {words}")
+        assert "nothing was done" in line
         assert "privfed simulate FILE.csv --out DIR" in line
+
+
+def altered(run: Path, folder: Path, change: Callable[[Any], object], *, anew: bool = True) -> Path:
+    """A copy of a run with an edited history, by somebody who does or does not compute the checksum anew."""
+    shutil.copytree(run, folder)
+    content = json.loads((folder / "history.json").read_text())
+    seal = content.pop("checksum")
+    change(content)
+    (folder / "history.json").write_text(json.dumps(content | {"checksum": checksum(content) if anew else seal}))
+    return folder
+
+
+def training_of(bank: int, **values: object) -> Callable[[Any], object]:
+    return lambda content: content["banks"][bank]["training"].update(values)
+
+
+def epsilon_of_round(content: Any) -> None:
+    content["rounds"][0]["epsilon"]["bank_1"] *= 0.5
+
+
+def no_noise(content: Any) -> None:
+    training = {"learning_rate": 0.5, "batch_size": 512, "steps": 5, "seed": 0}
+    content["banks"][1] |= {"mechanism": "NonPrivate", "training": training}
+    content["private"] = False
+
+
+def spent_less(content: Any) -> None:
+    content["banks"][0]["epsilon"] *= 0.995
+    content["rounds"][-1]["epsilon"]["bank_1"] *= 0.995
+
+
+AGAINST_THE_LEDGER = {
+    "noise": (training_of(0, noise_multiplier=5.0), "training"),
+    "sample rate": (training_of(1, sample_rate=0.01), "training"),
+    "steps": (training_of(2, steps=1), "training"),
+    "another event": (training_of(0, batch_capacity=400), "training"),
+    "no mechanism": (no_noise, "training"),
+    "delta": (lambda content: content["budget"].update(delta=1e-9), "delta"),
+    "budget": (lambda content: content["budget"].update(epsilon=2.9), "budget"),
+    "no budget": (lambda content: content["budget"].update(epsilon=None), "budget"),
+    "an epsilon on the way": (epsilon_of_round, "epsilon"),
+    "an epsilon at the end": (spent_less, "epsilon"),
+    "an absence": (lambda content: content["rounds"][0]["record"]["coefficients"].pop("bank_1"), "number of charges"),
+}
+
+
+@pytest.mark.parametrize("edit", AGAINST_THE_LEDGER)
+def test_a_history_that_is_not_what_the_ledgers_charged_is_refused_though_its_checksum_was_computed_anew(
+    private_run: Path, tmp_path: Path, edit: str
+) -> None:
+    change, named = AGAINST_THE_LEDGER[edit]
+    saved = SavedRun.load(altered(private_run, tmp_path / "run", change))
+    for use in (saved.statements, lambda: saved.audit(repeats=2)):
+        with pytest.raises(LedgerError, match=f"its .*{named}.* is another than history.json says; nothing was done"):
+            use()
+
+
+WITHIN = {
+    "mode": lambda content: content.update(mode="Plaintext"),
+    "rule": lambda content: content.update(rule="Krum"),
+    "private": lambda content: content.update(private=False),
+    "parameters": lambda content: content.update(parameters=1),
+    "pr_auc": lambda content: content.update(pr_auc=[1.0, 1.0]),
+    "bytes_up_per_parameter": lambda content: content.update(bytes_up_per_parameter=0.1),
+    "bytes_up of the banks": lambda content: content["banks"][0].update(bytes_up=1),
+    "epsilon of the banks": lambda content: content["banks"][0].update(epsilon=0.1),
+    "names of the banks": lambda content: content["rounds"][0]["record"]["selected"].append("bank_9"),
+    "numbers of the rounds": lambda content: content["rounds"][1]["record"].update(round=0),
+}
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_a_history_that_says_two_things_is_refused_though_its_checksum_was_computed_anew(
+    private_run: Path, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(UnsupportedDataError, match=f"{name}.* in it is not what follows from the rest; nothing was done"):
+        SavedRun.load(altered(private_run, tmp_path / "run", WITHIN[name]))
+
+
+@pytest.mark.parametrize("part", ["training", "record", "evaluation", "banks", "", "budget"])
+def test_any_other_edit_is_noticed_by_the_checksum(private_run: Path, tmp_path: Path, part: str) -> None:
+    changes: dict[str, Callable[[Any], object]] = {
+        "training": training_of(0, max_grad_norm=0.1),
+        "record": lambda content: content["rounds"][0]["record"]["coefficients"].update(bank_1=7),
+        "evaluation": lambda content: content["rounds"][0]["evaluation"].update(recall_at_1_percent_fpr=1.0),
+        "banks": lambda content: content["banks"][0].update(records=5),
+        "": lambda content: content.update(more=1),
+        "budget": lambda content: content["budget"].update(epsilon=2.9),
+    }
+    with pytest.raises(UnsupportedDataError, match="the checksum in it is not what follows"):
+        SavedRun.load(altered(private_run, tmp_path / "run", changes[part], anew=False))
+
+
+UNREADABLE: dict[str, Callable[[Any], object]] = {
+    "no rounds": lambda content: content.update(rounds=[]),
+    "no banks": lambda content: content.update(banks=[]),
+    "a sum of nothing": lambda content: content["rounds"][0]["record"].update(coefficients=dict.fromkeys(("bank_1", "bank_2"), 0)),
+    "no coefficients": lambda content: content["rounds"][0]["record"].update(coefficients={}),
+    "a negative coefficient": lambda content: content["rounds"][0]["record"]["coefficients"].update(bank_1=-5),
+    "a text for a coefficient": lambda content: content["rounds"][0]["record"]["coefficients"].update(bank_1="5"),
+    "a fraction of a client": lambda content: content["rounds"][0]["record"]["coefficients"].update(bank_1=0.5),
+    "a text for names": lambda content: content["rounds"][0]["record"].update(selected="bank_1"),
+    "numbers for names": lambda content: content["rounds"][0]["record"].update(refused=[1]),
+    "a text for seconds": lambda content: content["rounds"][0]["record"]["seconds"].update(sum="long"),
+    "a text for an epsilon": lambda content: content["rounds"][1]["epsilon"].update(bank_1="1"),
+    "a negative epsilon": lambda content: content["rounds"][1]["epsilon"].update(bank_1=-1.0),
+    "no epsilon": lambda content: content["rounds"][1]["epsilon"].pop("bank_1"),
+    "a text for a metric": lambda content: content["rounds"][1]["evaluation"].update(pr_auc="1"),
+    "a text for an error": lambda content: content["rounds"][1].update(grid_error_max="0"),
+    "one field more": lambda content: content["rounds"][1].update(more=0),
+    "a text for a delta": lambda content: content["budget"].update(delta="1e-5"),
+    "no checksum": lambda content: None,
+    "noise that is no number": training_of(0, noise_multiplier="1"),
+}
+
+
+@pytest.mark.parametrize("edit", UNREADABLE)
+def test_a_history_that_cannot_be_read_is_refused_in_one_line(private_run: Path, tmp_path: Path, edit: str) -> None:
+    folder = altered(private_run, tmp_path / "run", UNREADABLE[edit])
+    if edit == "no checksum":
+        content = json.loads((folder / "history.json").read_text())
+        del content["checksum"]
+        (folder / "history.json").write_text(json.dumps(content))
+    for command in ("audit", "report"):
+        result = CliRunner().invoke(app, [command, str(folder)])
+        assert result.exit_code == 2
+        assert "does not hold what privfed simulate --out writes; nothing was done" in " ".join(result.stderr.split())
+    assert not (folder / "report.html").exists()
+
+
+def test_a_key_that_stands_twice_in_a_history_is_refused(private_run: Path, tmp_path: Path) -> None:
+    folder = altered(private_run, tmp_path / "run", lambda content: None)
+    text = (folder / "history.json").read_text()
+    (folder / "history.json").write_text(text.replace('"private": true', '"private": true, "private": true'))
+    with pytest.raises(UnsupportedDataError, match="nothing was done"):
+        SavedRun.load(folder)
 
 
 @pytest.mark.parametrize("damage", ["{}", "[]", '{"features": []}', "not json"])
@@ -217,9 +374,6 @@ def test_a_ledger_that_was_charged_since_is_refused(private_run: Path, tmp_path:
 )
 def test_every_variant_of_training_is_read_as_it_was_written(private_run: Path, tmp_path: Path, variant: dict[str, object]) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(private_run, folder)
-    history = json.loads((folder / "history.json").read_text())
-    training = replace(SavedRun.load(folder).history.training["bank_1"], **variant)
-    history["banks"][0]["training"] = asdict(training)
-    (folder / "history.json").write_text(json.dumps(history))
+    training = replace(SavedRun.load(private_run).history.training["bank_1"], **variant)
+    altered(private_run, folder, training_of(0, **asdict(training)))
     assert SavedRun.load(folder).history.training["bank_1"] == training

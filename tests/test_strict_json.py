@@ -7,7 +7,18 @@ from privfed.strict_json import canonical, checksum, parse, real
 
 @pytest.mark.parametrize(
     "text",
-    ['{"a": 1, "a": 1}', '[{"b": {"a": 1, "a": 2}}]', "NaN", "[Infinity]", '{"a": -Infinity}', "[1e999]", "[-1e999]", "", "{'a': 1}", "1 2"],
+    [
+        '{"a": 1, "a": 1}',
+        '[{"b": {"a": 1, "a": 2}}]',
+        "NaN",
+        "[Infinity]",
+        '{"a": -Infinity}',
+        "[1e999]",
+        "[-1e999]",
+        "",
+        "{'a': 1}",
+        "1 2",
+    ],
 )
 def test_what_two_readers_may_take_for_two_things_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|Expecting|Extra"):

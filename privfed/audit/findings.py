@@ -9,10 +9,8 @@ from privfed.attacks.adversary import Adversary, Holding
 from privfed.attacks.observation import NotApplicable
 from privfed.attacks.scoring import Interval
 from privfed.audit.example import Example
+from privfed.audit.metering import MeteredTraining
 from privfed.audit.suite import Baseline
-
-TELLING = 0.2
-"""A gain over guessing that would matter. An audit that cannot exclude as much has not decided."""
 
 
 class Verdict(Enum):
@@ -54,11 +52,16 @@ class Measured:
     example: Example | None = field(repr=False)
 
     @property
+    def telling(self) -> float:
+        """The gain of an attack that reads one whole record in every second batch and guesses the others: one that would matter."""
+        return (1 - self.baseline) / (2 * self.rows)
+
+    @property
     def verdict(self) -> Verdict:
-        """Better than guessing if something was certified or the interval of the gain is above zero, no better if it excludes `TELLING`."""
+        """Better than guessing if something was certified or the interval of the gain is above zero, no better if it excludes `telling`."""
         if self.certified or self.gain.low > 0:
             return Verdict.BETTER
-        if self.gain.high > TELLING:
+        if self.gain.high > self.telling:
             return Verdict.UNDECIDED
         return Verdict.WORSE if self.gain.high < 0 else Verdict.NO_BETTER
 
@@ -170,6 +173,7 @@ class Audit:
         rows: Canaries per client.
         repeats: Independent batches.
         findings: The audited setting first, then the controls.
+        trainings: Whether each client trains as it declares, measured.
         holdings: Everything that each party held after the first round, by the party's name.
         seconds: Elapsed time.
     """
@@ -180,8 +184,24 @@ class Audit:
     rows: int
     repeats: int
     findings: tuple[Finding, ...]
+    trainings: tuple[MeteredTraining, ...]
     holdings: Mapping[str, tuple[Holding, ...]]
     seconds: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether the clients train as they declare, in a sentence."""
+        claiming = [metered for metered in self.trainings if metered.claims_noise]
+        if not claiming:
+            return "Nothing to measure: no client says that it trains with noise."
+        if faults := [f"{metered.client}: {metered.fault}" for metered in claiming if metered.fault]:
+            return f"NOT AS DECLARED: {'; '.join(faults)}."
+        missing = [f"not measured at {metered.client}: {metered.missing}" for metered in claiming if metered.reading is None]
+        held = [metered.client for metered in claiming if metered.reading is not None]
+        if not held:
+            return f"Not measured: {'; '.join(missing)}."
+        words = f"As declared: the noise and the clipping of {', '.join(held)}, and no more of canaries got out than epsilon allows"
+        return f"{'; '.join((words, *missing))}."
 
     @property
     def audited(self) -> tuple[Finding, ...]:
@@ -243,6 +263,8 @@ class Audit:
             "rows": self.rows,
             "repeats": self.repeats,
             "seconds": self.seconds,
+            "verdict": self.verdict,
+            "trainings": [metered.to_json() for metered in self.trainings],
             "findings": [finding.to_json() for finding in self.findings],
             "holdings": {
                 name: [{**asdict(holding), "form": holding.form.value} for holding in holdings] for name, holdings in self.holdings.items()

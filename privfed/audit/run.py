@@ -18,6 +18,7 @@ from privfed.attacks.views import View, view
 from privfed.audit.background import Background, Pulls
 from privfed.audit.canaries import Canaries
 from privfed.audit.findings import Audit, Finding, Measured
+from privfed.audit.metering import meter_training
 from privfed.audit.rounds import Setting, audited_setting, control_setting, facts, hold_canary_round
 from privfed.audit.suite import SUITE, AuditAttack, Baseline, Score
 from privfed.consortium import Consortium
@@ -55,7 +56,8 @@ def run_audit(
     consortium's data, keys and ledgers are not touched, and no privacy is spent.
 
     The rounds are a bad case for a client: three clients or as many as the policy demands, a few rows each, a single step that visits
-    all of them. The attacks are those of `attacks`: that they fail bounds nothing. What bounds any attack is the epsilon of the ledger.
+    all of them. The attacks are those of `attacks`: that they fail bounds nothing. What bounds any attack is the epsilon of the ledger,
+    if each client trains as it declares: that is measured as well, with canaries in every client's own training (`meter_training`).
 
     Args:
         consortium: Whose protection is audited: mode, policy, parameters, loss, and the training of the client with the least noise.
@@ -118,6 +120,7 @@ def run_audit(
             for look in looks
             for attack in attacks
         ),
+        trainings=tuple(meter_training(client, consortium=consortium, model=model) for client in consortium.clients),
         holdings={look.party: first[look].holdings for look in looks if not look.control},
         seconds=time.perf_counter() - started,
     )

@@ -21,13 +21,13 @@ def at_least(option: str, smallest: int, reason: str = "") -> Callable[[int | No
     return check
 
 
-def above_zero(option: str, *, below: float = math.inf) -> Callable[[float | None], float | None]:
+def above_zero(option: str, *, below: float = math.inf, reason: str = "") -> Callable[[float | None], float | None]:
     """Refuses a number that is not above 0 and below a limit."""
 
     def check(number: float | None) -> float | None:
         if number is not None and not 0 < number < below:
             limit = "to be a finite number above 0" if below == math.inf else f"to be above 0 and below {below:g}"
-            raise ValueError(f"expected {option} {limit}, got {number:g}; nothing was read")
+            raise ValueError(f"expected {option} {limit}, got {number:g}{reason}; nothing was read")
         return number
 
     return check
@@ -73,10 +73,19 @@ def folder_to_write(folder: Path) -> Path:
 
 def finished_run(folder: Path) -> None:
     """Refuses a folder that no finished simulation left."""
+    make = "make one with: privfed simulate FILE.csv --out DIR"
+    if not folder.exists():
+        raise UnsupportedDataError(
+            f"there is no folder {folder}; nothing was done; name the folder that privfed simulate --out wrote, or {make}"
+        )
+    if not folder.is_dir():
+        raise UnsupportedDataError(
+            f"{folder} is a file, not the folder of a run; nothing was done; name the folder that privfed simulate --out wrote, or {make}"
+        )
     if not (folder / "history.json").is_file():
         raise UnsupportedDataError(
-            f"{folder} holds no history.json, so it is no folder of a finished privfed simulate --out; nothing was done; make one with: "
-            f"privfed simulate FILE.csv --out DIR"
+            f"{folder} holds no history.json, so it is no folder of a finished privfed simulate --out; nothing was done; name "
+            f"another folder, or {make}"
         )
 
 

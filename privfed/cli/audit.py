@@ -8,13 +8,13 @@ import typer
 from rich.console import Console
 
 from privfed.cli.arguments import AsJson, RunFolder, finished_run
-from privfed.cli.terminal import RoundProgress, print_json, round_progress, table, use_one_core
+from privfed.cli.terminal import RoundProgress, print_json, printable, round_progress, table, use_one_core
 
 if TYPE_CHECKING:
     from privfed.audit.findings import Audit, Finding
     from privfed.saved import SavedRun
 
-_REPEATS, _QUICK_REPEATS = 8, 3
+_REPEATS, _QUICK_REPEATS = 16, 3
 
 Quick = Annotated[bool, typer.Option("--quick", help=f"{_QUICK_REPEATS} batches of canaries instead of {_REPEATS}.")]
 
@@ -24,7 +24,8 @@ def audit(folder: RunFolder, *, quick: Quick = False, as_json: AsJson = False) -
 
     DIR is a folder that `privfed simulate --out` wrote. The attacks run on canary rounds: real encrypted rounds, with the training
     of the bank that adds the least noise, on made-up records. Beside every score stands what guessing reaches, and the same attack
-    with the protection taken away, which must succeed. No record and no ledger of the banks is touched. What was found is kept as
+    with the protection taken away, which must succeed. Canaries in each bank's training show whether it adds the noise that it declares,
+    and clips. No record and no ledger of the banks is touched. What was found is kept as
     audit.json in DIR, for `privfed report`; an earlier one is replaced.
 
     ```
@@ -96,7 +97,7 @@ def _attack(run: "SavedRun", progress: RoundProgress, *, quick: bool) -> "Audit"
 
 
 def show_audit(found: "Audit") -> None:
-    """Prints what attacks could read, party by party."""
+    """Prints what attacks could read, party by party, and whether the banks train as they declare."""
     rows = ((party, _sentence(found.shown(party)), _sentence(found.control_of(party))) for party in found.parties)
     Console().print(
         table(
@@ -110,6 +111,7 @@ def show_audit(found: "Audit") -> None:
             "column's range. Nothing to attack is no proof of safety.",
         )
     )
+    typer.echo(f"Training, measured with canaries. {printable(found.verdict)}")
 
 
 def _sentence(finding: "Finding | None") -> str:

@@ -126,6 +126,8 @@ def verify(
     privfed ledger verify run1/bank_1.ledger --population bank_1 --head remembered.txt
     ```
     """
+    if head is not None:
+        _check_head(head)
     from privfed.dp.ledger import Ledger  # noqa: PLC0415 # --help must not wait for the accountants
 
     with Ledger.read(file) as ledger:
@@ -154,6 +156,15 @@ def verify(
     else:
         console.print(f"Checked: it extends the head that you remember, {f'by {since} rows' if since else 'and has not grown since'}.")
     console.print(f"Head: {facts['head']}")
+
+
+def _check_head(head: str) -> None:
+    """Refuses what is neither a head nor a file, before the ledger is read."""
+    if not _DIGITS.fullmatch(head) and not Path(head).is_file():
+        raise ValueError(
+            f"expected --head to be 64 hexadecimal digits, or a file that holds them, got {head!r}, {len(head)} characters and no file; "
+            "nothing was checked; give the head that privfed ledger verify printed then, whole, or the heads.sqlite of a peer"
+        )
 
 
 def _remembered(head: str, *, population: str) -> bytes:

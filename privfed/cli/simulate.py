@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from privfed.scenario import Outcome
 
 _ROUNDS, _EPSILON = 20, 4.0
+FEWEST_DECLARED = 1000
+"""Every bank declares at least so many records, and delta must be below one over that number."""
+_DELTA = (
+    f": every bank declares {FEWEST_DECLARED:,} records or more, and a delta of one over that number would allow giving a record away whole; "
+    "leave --delta out, or take at most a tenth of one over the records of a bank"
+)
 _QUICK_ROUNDS, _QUICK_STEPS = 2, 10
 
 
@@ -67,7 +73,7 @@ def simulate(
             help="The other half of the budget: far below one over the records of a bank. Left out: a power of ten below 1 / (10 x the "
             "records that the largest bank declares).",
             show_default=False,
-            callback=above_zero("--delta", below=1),
+            callback=above_zero("--delta", below=1 / FEWEST_DECLARED, reason=_DELTA),
         ),
     ] = None,
     non_private: Annotated[bool, typer.Option("--non-private", help="Train without noise, for comparison. Nothing is promised.")] = False,

@@ -60,6 +60,10 @@ def _protection(report: Report) -> list[Point]:
     elif not history.private:
         text = "It came from a seed: whoever knows or tries the seed takes the noise off again. Leave the seed out."
         points.append(Point(tone=Tone.DANGER, lead="Draw the noise from the operating system.", text=text))
+    elif not report.private:
+        who = listed([statement.population for statement in report.statements if not statement.private])
+        text = f"Of the records of {who} more was released, without noise that can be relied on, than this run did. See its statement."
+        points.append(Point(tone=Tone.DANGER, lead="Find out what else was charged.", text=text))
     if report.audit is None:
         text = "Nobody has tried to read records under this protection yet. An audit does, on made-up records, and costs no privacy."
         points.append(Point(tone=Tone.CAUTION, lead="Have it attacked.", text=text))
@@ -73,7 +77,7 @@ def _protection(report: Report) -> list[Point]:
 
 
 def _spending(report: Report) -> list[Point]:
-    if not report.history.private:
+    if not report.private:
         return []
     points: list[Point] = []
     unlimited = [spent.name for spent in report.spending if spent.budget is None or math.isinf(spent.budget)]

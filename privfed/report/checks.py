@@ -1,14 +1,15 @@
 """Claims about a run, each with what was looked at to test it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from privfed.audit.findings import Audit
-from privfed.dp.statement import PrivacyStatement
+from privfed.audit.metering import TrainingReading
+from privfed.dp.statement import PrivacyStatement, Randomness
 from privfed.history import History
 from privfed.report.tone import Tone
-from privfed.training.mechanism import DpSgd
+from privfed.training.mechanism import DpSgd, TrainingMechanism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +38,27 @@ class Check:
 
 
 def run_checks(history: History, *, encrypted: bool) -> tuple[Check, ...]:
-    """What a run's own record shows: the policy, the exactness of the sum, the budgets, the deltas."""
-    checks = [_policy(history)]
-    if encrypted:
-        checks.append(_exactness(history))
-    if history.budget:
-        over = [name for name, limit in history.budget.items() if history.epsilon[name] > limit]
-        checks.append(
-            Check(
-                claim="No client spent more than its privacy budget.",
-                evidence=f"over budget: {', '.join(over)}" if over else f"epsilon within budget at {len(history.budget)} clients",
-                holds=not over,
-            )
-        )
-    return (*checks, *_deltas(history))
+    """What a run's own record shows: the policy, and the exactness of the sum."""
+    return (_policy(history), *([_exactness(history)] if encrypted else []))
+
+
+def budget_checks(spent: Mapping[str, tuple[float, float | None]]) -> tuple[Check, ...]:
+    """Whether the budgets were kept to; nothing is claimed of clients whose budget has no limit, or that have none.
+
+    Args:
+        spent: Epsilon and budget of each client, by name.
+    """
+    limited = {name: (epsilon, budget) for name, (epsilon, budget) in spent.items() if budget is not None and math.isfinite(budget)}
+    if not limited:
+        return ()
+    over = [name for name, (epsilon, budget) in limited.items() if epsilon > budget]
+    return (
+        Check(
+            claim="No client spent more than its privacy budget.",
+            evidence=f"over budget: {', '.join(over)}" if over else f"epsilon within budget at {len(limited)} clients",
+            holds=not over,
+        ),
+    )
 
 
 def _policy(history: History) -> Check:
@@ -75,57 +83,105 @@ def _exactness(history: History) -> Check:
     )
 
 
-def _deltas(history: History) -> list[Check]:
+def delta_checks(training: Mapping[str, TrainingMechanism], deltas: Mapping[str, float | None]) -> tuple[Check, ...]:
     """The rule of thumb: with delta at one over the records, giving away a record at random would be allowed."""
-    limits = {name: how.record_limit for name, how in history.training.items() if isinstance(how, DpSgd) and name in history.delta}
-    if not limits:
-        return []
-    worst = max(limits, key=lambda name: history.delta[name] * limits[name])
-    delta, product = history.delta[worst], history.delta[worst] * limits[worst]
-    return [
-        Check(
-            claim="Delta is below one over the number of records, at every client.",
-            evidence=f"closest at {worst}: delta {delta:g} times at most {limits[worst]:,} records is {product:.2g}, and has to be below 1",
-            holds=product < 1,
-        )
-    ]
-
-
-def statement_checks(statements: Sequence[PrivacyStatement]) -> tuple[Check, ...]:
-    """Every stated epsilon, computed again from what was charged."""
-    if not statements:
+    records = {name: how.record_limit for name, how in training.items() if isinstance(how, DpSgd)}
+    products = {name: (delta * records[name], delta) for name, delta in deltas.items() if delta is not None and name in records}
+    if not products:
         return ()
-    wrong = [
-        statement.population
-        for statement in statements
-        if not math.isclose(statement.epsilon, statement.recompute(), rel_tol=0.01, abs_tol=1e-3)
-    ]
-    computed = "; ".join(
-        f"{statement.population} {_epsilon(statement.recompute())} (stated {_epsilon(statement.epsilon)})" for statement in statements
-    )
+    worst = max(products, key=lambda name: products[name])
+    product, delta = products[worst]
     return (
         Check(
-            claim="Every stated epsilon is what the listed charges cost.",
-            evidence=f"computed again from the charges: {computed}",
-            holds=not wrong,
+            claim="Delta is below one over the number of records, at every client.",
+            evidence=f"closest at {worst}: delta {delta:g} times at most {records[worst]:,} records is {product:.2g}, and has to be below "
+            "1",
+            holds=product < 1,
         ),
     )
+
+
+def statement_checks(history: History, statements: Sequence[PrivacyStatement]) -> tuple[Check, ...]:
+    """Whether what the run says of training is what the ledgers charged. A statement cannot be off by itself: it recomputes its epsilon."""
+    if not statements:
+        return ()
+    stated = {statement.population: statement for statement in statements}
+    wrong = {name: parts for name in stated if name in history.training and (parts := _contradicted(history, stated[name]))}
+    missing = [name for name in history.delta if name not in stated]
+    further = {name: more for name in stated if name in history.training and (more := _further_charges(history, stated[name]))}
+    evidence = [f"compared {', '.join(name for name in stated if name in history.training) or 'nobody'}"]
+    evidence += [f"{name}: another {' and '.join(parts)}" for name, parts in wrong.items()]
+    evidence += [f"{name} was charged {more} times more, which its epsilon includes" for name, more in further.items()]
+    evidence += [f"no statement about {', '.join(missing)}"] if missing else []
+    return (
+        Check(
+            claim="How each client is said to have trained is what its ledger charged.",
+            evidence="; ".join(evidence),
+            holds=False if wrong else None if missing else True,
+        ),
+    )
+
+
+def _contradicted(history: History, statement: PrivacyStatement) -> list[str]:
+    """What a statement and the run say differently of a client."""
+    name, training = statement.population, history.training[statement.population]
+    norm = training.max_grad_norm if isinstance(training, DpSgd) else statement.max_grad_norm
+    budget = statement.adaptive_budget
+    same = {
+        "training": statement.events.count(training.event()) >= _rounds(history, name),
+        "clipping norm": statement.max_grad_norm == norm,
+        "delta": history.delta.get(name, statement.delta) == statement.delta,
+        "budget": budget is None or history.budget.get(name, budget.epsilon) == budget.epsilon,
+        "source of noise": not history.private or statement.randomness is Randomness.OPERATING_SYSTEM,
+    }
+    return [what for what, holds in same.items() if not holds]
+
+
+def _further_charges(history: History, statement: PrivacyStatement) -> int:
+    return max(0, len(statement.events) - _rounds(history, statement.population))
+
+
+def _rounds(history: History, name: str) -> int:
+    return sum(name in summary.record.participants for summary in history.rounds)
 
 
 def audit_checks(audit: Audit | None) -> tuple[Check, ...]:
+    """Whether the audit's attacks work at all, and whether clients train as they declare."""
+    return () if audit is None else (control_check(audit), *_training_checks(audit))
+
+
+def control_check(audit: Audit) -> Check:
     """Whether the audit's attacks work at all."""
-    if audit is None:
-        return ()
     best = audit.best_control
     evidence = "no control could be attacked" if best is None else f"{best.adversary.name}, {best.protection}: {best.sentence()}"
-    return (
-        Check(
-            claim="The attacks of the audit work where nothing hides the rows.",
-            evidence=evidence,
-            holds=audit.controls_succeed,
-        ),
+    return Check(
+        claim="The attacks of the audit work where nothing hides the rows.",
+        evidence=evidence,
+        holds=audit.controls_succeed,
     )
 
 
+def _training_checks(audit: Audit) -> tuple[Check, ...]:
+    """Nothing is claimed where nobody says that it trains with noise."""
+    claiming = [metered for metered in audit.trainings if metered.claims_noise]
+    if not claiming:
+        return ()
+    checks: list[Check] = []
+    for claim, fault_of, words in (
+        ("Every client's training adds the noise, and clips, as it declares.", lambda reading: reading.meter_fault, TrainingReading.words),
+        ("Who was in a training is told no better, of canaries, than its noise allows.", lambda reading: reading.leak, _leak_words),
+    ):
+        readings = {metered.client: metered.reading for metered in claiming if metered.reading is not None}
+        faults = {name: fault for name, reading in readings.items() if (fault := fault_of(reading))}
+        missing = [f"not measured at {metered.client}: {metered.missing}" for metered in claiming if metered.reading is None]
+        evidence = [f"{name}: {faults.get(name) or words(reading)}" for name, reading in readings.items()] + missing
+        checks.append(Check(claim=claim, evidence="; ".join(evidence), holds=False if faults else None if missing else True))
+    return tuple(checks)
+
+
+def _leak_words(reading: TrainingReading) -> str:
+    return f"epsilon at least {reading.proved:.2f}, and at most {_epsilon(reading.claimed)}, in a step over all records"
+
+
 def _epsilon(value: float) -> str:
-    return f"{value:.3f}" if math.isfinite(value) else "infinite"
+    return f"{value:.2f}" if math.isfinite(value) else "infinite"

@@ -32,7 +32,7 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
         "gain, points",
         "Score minus guessing, in percentage points, with the interval in which it lies with 95% confidence, all audited attacks taken "
         "together. An attack is better than guessing if all of the interval is above zero, or if it certified a record; it is no better "
-        "if a gain of 20 points is excluded.",
+        "if the interval excludes what reading one record in every second batch would gain; else there are too few batches to tell.",
     ),
     (
         "worse than guessing",

@@ -11,7 +11,7 @@ from platform import python_version
 from privfed.audit.findings import Audit
 from privfed.dp.statement import PrivacyStatement
 from privfed.history import History
-from privfed.report.checks import Check, audit_checks, run_checks, statement_checks
+from privfed.report.checks import Check, audit_checks, budget_checks, delta_checks, run_checks, statement_checks
 from privfed.round import Stage
 
 _DISTRIBUTIONS = ("privfed", "tenseal", "opacus", "dp-accounting", "torch", "numpy")
@@ -23,20 +23,22 @@ class Spending:
 
     Args:
         name: The client.
-        epsilon: Spent, infinite without differential privacy.
+        epsilon: What is promised after all that its ledger charged, for this run or another job; infinite without differential privacy.
         delta: At which epsilon is stated; None without a ledger.
         budget: Most that may be spent, infinite without a limit; None without a ledger.
+        adaptive: Whether the whole budget is what is promised from the first charge on, because jobs may follow what they see.
     """
 
     name: str
     epsilon: float
     delta: float | None
     budget: float | None
+    adaptive: bool = False
 
     @property
     def used_up(self) -> bool:
         """Whether more than 90 % of the budget is spent: hardly another round fits."""
-        return self.share is not None and self.share > 0.9
+        return not self.adaptive and self.share is not None and self.share > 0.9
 
     @property
     def share(self) -> float | None:
@@ -97,11 +99,23 @@ class Report:
         return any(summary.record.bytes_up for summary in self.history.rounds)
 
     @property
+    def private(self) -> bool:
+        """Whether differential privacy may be claimed: the run does, and so does every statement about a ledger."""
+        return self.history.private and all(statement.private for statement in self.statements)
+
+    @property
     def spending(self) -> tuple[Spending, ...]:
-        """What each client spent."""
+        """What each client spent: as its statement says, which covers its whole ledger; as the run noted, if there is no statement."""
         history = self.history
+        stated = {statement.population: statement for statement in self.statements}
         return tuple(
-            Spending(name=name, epsilon=history.epsilon[name], delta=history.delta.get(name), budget=history.budget.get(name))
+            Spending(
+                name=name,
+                epsilon=history.epsilon[name] if name not in stated else stated[name].epsilon,
+                delta=history.delta.get(name) if name not in stated else stated[name].delta,
+                budget=history.budget.get(name),
+                adaptive=name in stated and stated[name].adaptive_budget is not None,
+            )
             for name in self.clients
         )
 
@@ -132,7 +146,9 @@ class Report:
         """Every claim that was tested, with its evidence."""
         return (
             *run_checks(self.history, encrypted=self.encrypted),
-            *statement_checks(self.statements),
+            *budget_checks({spent.name: (spent.epsilon, spent.budget) for spent in self.spending}),
+            *delta_checks(self.history.training, {spent.name: spent.delta for spent in self.spending}),
+            *statement_checks(self.history, self.statements),
             *audit_checks(self.audit),
             *self.further_checks,
         )
@@ -147,7 +163,7 @@ class Report:
             "versions": dict(self.versions),
             "mode": history.mode,
             "rule": history.rule,
-            "private": history.private,
+            "private": self.private,
             "parameters": history.model.layout.size,
             "encryption": history.params.versions,
             "bytes_up_per_parameter": history.bytes_up_per_parameter,

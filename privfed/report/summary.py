@@ -7,16 +7,16 @@ from enum import Enum
 from itertools import groupby
 
 from privfed.attacks.adversary import PLAINTEXT_ADVERSARIES, SHARED_KEY_ADVERSARIES, Adversary
-from privfed.audit.findings import TELLING, Audit, Finding, Measured, Verdict
+from privfed.audit.findings import Audit, Finding, Measured, Verdict
 from privfed.consortium import Plaintext
 from privfed.he.secret import SharedKey
-from privfed.report.checks import audit_checks
+from privfed.report.checks import control_check
 from privfed.report.model import Report
 from privfed.report.tone import Tone
 from privfed.training.mechanism import DpSgd
 
 STRONG_EPSILON, REASONABLE_EPSILON = 1.0, 10.0
-"""Up to the first a promise is called strong, up to the second reasonable (Ponomareva et al., 2023, arXiv:2303.00654, section 5.2)."""
+"""Up to the first a promise is called strong, up to the second reasonable: tiers 1 and 2 of Ponomareva et al., 2023, arXiv:2303.00654."""
 
 _PARTIES = {SharedKey.__name__: SHARED_KEY_ADVERSARIES, Plaintext.__name__: PLAINTEXT_ADVERSARIES}
 _EVERY_UPDATE = "every client's update"
@@ -94,7 +94,7 @@ def _exposed(report: Report, adversary: Adversary) -> Exposed:
         role=_role(adversary),
         holds_key=adversary.holds_key and encrypted,
         sees=sees,
-        exposure=(Exposure.NOISED if history.private else Exposure.CLEAR) if readable else Exposure.CIPHERTEXT,
+        exposure=(Exposure.NOISED if report.private else Exposure.CLEAR) if readable else Exposure.CIPHERTEXT,
         finding=audit.shown(adversary.name) if audit is not None and audited else None,
         control=audit.control_of(adversary.name) if audit is not None and audited else None,
     )
@@ -117,16 +117,16 @@ def weakest_point(rows: Sequence[Exposed]) -> Exposed:
 
 def verdict(report: Report) -> Point:
     """The run in a sentence: the most alarming thing about it."""
-    history, audit = report.history, report.audit
+    audit = report.audit
     read = [finding for finding in audit.audited if finding.reads_records] if audit else []
     if read:
         best = max(read, key=_gain)
         text = f"Seen from {best.adversary.name}, an attack had {best.sentence()}."
         return Point(tone=Tone.DANGER, lead="Records were read under the protection in use", text=text)
-    failed = [check.claim for check in report.checks if check.holds is False and check not in audit_checks(audit)]
+    failed = [check.claim for check in report.checks if check.holds is False and (audit is None or check != control_check(audit))]
     if failed:
         return Point(tone=Tone.DANGER, lead="Not all that is claimed holds", text=f"This does not: {' '.join(failed)}")
-    if not history.private:
+    if not report.private:
         text = "Whoever can read an update can look for records in it, and no noise stops that. Use the run for comparisons only."
         return Point(tone=Tone.DANGER, lead="No differential privacy is claimed for this run", text=text)
     if audit is None:
@@ -145,21 +145,34 @@ def _audited(audit: Audit) -> Point:
         return Point(tone=Tone.CAUTION, lead="The audit says nothing about this model", text=text)
     undecided = [finding for finding in audit.audited if finding.verdict is Verdict.UNDECIDED]
     if any(finding.about_records for finding in undecided):
-        gain = f"{100 * TELLING:.0f} points over guessing"
-        text = f"No attack is shown to read records, but {audit.repeats} batches are too few to rule out a gain of {gain}."
+        text = (
+            f"No attack is shown to read records, but {audit.repeats} batches are too few to rule out that one reads a record in every "
+            f"second batch: {_excluded(audit)}."
+        )
         return Point(tone=Tone.CAUTION, lead="The audit is too small to tell", text=text)
     if audit.better_than_guessing:
         best = max(audit.better_than_guessing, key=_gain)
         text = f"Seen from {best.adversary.name}, an attack had {best.sentence()}."
         return Point(tone=Tone.CAUTION, lead="No attack read a record, but one learned something about many of them", text=text)
     text = (
-        "No attack on records that was tried did better than guessing, from whichever party it looked. With the protection taken away, "
-        "the same attacks did."
+        f"No attack on records that was tried did better than guessing, from whichever party it looked: {_excluded(audit)}. With the "
+        "protection taken away, the same attacks did."
     )
     if undecided:
         attacks = listed(list(dict.fromkeys(finding.attack for finding in undecided)))
         text += f" Not decided, in {audit.repeats} batches: {attacks}."
     return Point(tone=Tone.CALM, lead="No attack read a record", text=text)
+
+
+def _excluded(audit: Audit) -> str:
+    """The largest gain of an attack on records that the audit does not rule out."""
+    highest = [finding.outcome.gain.high for finding in audit.audited if finding.about_records and isinstance(finding.outcome, Measured)]
+    return f"the most that any may have gained is {_points(max((0.0, *highest)))} (95% confidence)"
+
+
+def _points(gain: float) -> str:
+    points = f"{100 * min(1.0, gain):.0f}"
+    return f"{points} point{'' if points == '1' else 's'}"
 
 
 def readers(report: Report) -> tuple[Point, ...]:
@@ -197,7 +210,7 @@ def _attacks(report: Report) -> Point:
     text = f"Seen from the weakest point, on {audit.repeats} batches of made-up records: {finding.sentence() if finding else 'none'}"
     gains = [found.outcome.gain.high for found in audit.of(weakest.party) if found.about_records and isinstance(found.outcome, Measured)]
     if gains and finding is not None and finding.verdict is not Verdict.BETTER:
-        text += f"; a gain of at most {max(0.0, *gains) * 100:.0f} points (95% confidence)"
+        text += f"; a gain of at most {_points(max(0.0, *gains))} (95% confidence)"
     best = audit.best_control
     text += "." if best is None else f". With the protection taken away: {best.sentence()}. So the attacks work."
     return Point(tone=_worst(audit), lead="Attacks", text=text)
@@ -211,7 +224,7 @@ def _worst(audit: Audit) -> Tone:
 
 
 def _promise(report: Report) -> Point:
-    if not report.history.private:
+    if not report.private:
         return Point(tone=Tone.DANGER, lead="Promise", text="None: without noise that nobody knows, no attack is ruled out.")
     most = max(report.spending, key=lambda spent: spent.epsilon)
     limit = "" if most.budget is None or math.isinf(most.budget) else f" of {most.budget:g}"
