@@ -39,16 +39,19 @@ def read_audit(path: Path, *, run: str) -> Audit | None:
         return None
     try:
         found = parse(path.read_text(encoding="utf-8"))
-        if found["run"] != run:
-            return None
-        audit: Audit = _decode(Audit, found["audit"])
-        if set(found) != {"run", "verdict", "audit"} or found["verdict"] != audit.verdict:
-            raise ValueError("expected the verdict that follows from the measurements")
-        return audit
+        return _checked(found) if found["run"] == run else None
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UnsupportedDataError(
             f"{path} does not hold what privfed audit writes; nothing was done; remove it, or have it replaced by privfed audit"
         ) from error
+
+
+def _checked(found: dict[str, Any]) -> Audit:
+    """The audit of a file, whose verdict must be the one that follows from its measurements."""
+    audit: Audit = _decode(Audit, found["audit"])
+    if set(found) != {"run", "verdict", "audit"} or found["verdict"] != audit.verdict:
+        raise ValueError("expected the verdict that follows from the measurements, and nothing else")
+    return audit
 
 
 def _encode(value: object) -> object:

@@ -99,8 +99,10 @@ def test_membership_alone_tells_missing_and_halved_noise_from_what_is_declared(
         plant("bank_1", {"noise_multiplier": 1e-9})
         plant("bank_2", {"noise_multiplier": 0.5 * noise_multiplier})
         leaks = [metered.reading.leak for metered in measured(banks) if metered.reading]
-    assert leaks[0] == ""
-    assert all("epsilon of a step over all records is at least" in leak for leak in leaks[1:])
+    words = "epsilon of a step over all records is at least"
+    assert [words in leak for leak in leaks[:2]] == [False, True]
+    if noise_multiplier <= 1:  # half of much noise is still much: then the scores of 1,000 canaries alone do not always tell
+        assert words in leaks[2]
 
 
 def test_noise_that_is_too_large_and_records_that_weigh_too_little_are_told_too(banks: Consortium, plant: Plant) -> None:

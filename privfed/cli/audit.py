@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from privfed.saved import SavedRun
 
 _REPEATS, _QUICK_REPEATS = 16, 3
+_LONGEST = 10_000  # characters of a verdict, which names every bank
 
 Quick = Annotated[bool, typer.Option("--quick", help=f"{_QUICK_REPEATS} batches of canaries instead of {_REPEATS}.")]
 
@@ -111,7 +112,7 @@ def show_audit(found: "Audit") -> None:
             "column's range. Nothing to attack is no proof of safety.",
         )
     )
-    typer.echo(f"Training, measured with canaries. {printable(found.verdict)}")
+    typer.echo(f"Training, measured with canaries. {printable(found.verdict, most=_LONGEST)}")
 
 
 def _sentence(finding: "Finding | None") -> str:
@@ -122,4 +123,4 @@ def _sentence(finding: "Finding | None") -> str:
     if not isinstance(finding.outcome, Measured):
         return finding.sentence()
     score = finding.outcome.score
-    return f"{finding.sentence()} [{score.low:.0%} to {score.high:.0%}]"
+    return f"{finding.sentence()} [{max(0.0, score.low):.0%} to {min(1.0, score.high):.0%}]"

@@ -23,8 +23,8 @@ _ROUNDS, _EPSILON = 20, 4.0
 FEWEST_DECLARED = 1000
 """Every bank declares at least so many records, and delta must be below one over that number."""
 _DELTA = (
-    f": every bank declares {FEWEST_DECLARED:,} records or more, and a delta of one over that number would allow giving a record away whole; "
-    "leave --delta out, or take at most a tenth of one over the records of a bank"
+    f": every bank declares {FEWEST_DECLARED:,} records or more, and a delta of one over that number would allow giving a record away "
+    "whole; leave --delta out, or take at most a tenth of one over the records of a bank"
 )
 _QUICK_ROUNDS, _QUICK_STEPS = 2, 10
 

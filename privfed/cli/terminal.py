@@ -71,10 +71,10 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, 
     return result
 
 
-def printable(text: str) -> str:
-    """The text without what could command a terminal, cut off where it gets long."""
+def printable(text: str, *, most: int = 80) -> str:
+    """The text without what could command a terminal, cut off after so many characters."""
     clean = "".join(character if character.isprintable() else "\ufffd" for character in text)
-    return clean if len(clean) <= 80 else clean[:79] + "\u2026"
+    return clean if len(clean) <= most else clean[: most - 1] + "\u2026"
 
 
 def use_one_core() -> None:
