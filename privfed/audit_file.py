@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from privfed.audit.findings import Audit
 from privfed.errors import UnsupportedDataError
-from privfed.strict_json import parse
+from privfed.strict_json import checksum, parse
 
 
 def write_audit(audit: Audit, path: Path, *, run: str) -> None:
@@ -23,10 +23,11 @@ def write_audit(audit: Audit, path: Path, *, run: str) -> None:
     Args:
         audit: What to write.
         path: Where to.
-        run: Digest of the run that it is about. It binds by content, not by a key: who may write the file can forge it.
+        run: Digest of the run that it is about. It binds by content, not by a key, and so does the checksum of the file: who may write
+            the file can forge both.
     """
     content = {"run": run, "verdict": audit.verdict, "audit": _encode(audit)}
-    path.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
+    path.write_text(json.dumps(content | {"checksum": checksum(content)}, indent=1, allow_nan=False), encoding="utf-8")
 
 
 def read_audit(path: Path, *, run: str) -> Audit | None:
@@ -47,9 +48,10 @@ def read_audit(path: Path, *, run: str) -> Audit | None:
 
 
 def _checked(found: dict[str, Any]) -> Audit:
-    """The audit of a file, whose verdict must be the one that follows from its measurements."""
+    """The audit of a file, which must not have been edited, and whose verdict must follow from its measurements."""
+    seal = found.pop("checksum")
     audit: Audit = _decode(Audit, found["audit"])
-    if set(found) != {"run", "verdict", "audit"} or found["verdict"] != audit.verdict:
+    if seal != checksum(found) or set(found) != {"run", "verdict", "audit"} or found["verdict"] != audit.verdict:
         raise ValueError("expected the verdict that follows from the measurements, and nothing else")
     return audit
 

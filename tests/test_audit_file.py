@@ -15,6 +15,7 @@ from privfed.audit.metering import MeteredTraining, TrainingReading
 from privfed.audit.suite import Baseline, Example
 from privfed.audit_file import read_audit, write_audit
 from privfed.errors import UnsupportedDataError
+from privfed.strict_json import checksum
 
 EXAMPLE = Example(
     columns=("type", "amount"),
@@ -119,9 +120,11 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_file_that_holds_something_else_is_refused(path: Path, damage: Any) -> None:
+def test_a_file_that_holds_something_else_is_refused_though_its_checksum_was_computed_anew(path: Path, damage: Any) -> None:
     file = json.loads(path.read_text())
+    del file["checksum"]
     damage(file)
+    file["checksum"] = checksum(file)
     path.write_text(json.dumps(file))
     with pytest.raises(UnsupportedDataError, match="does not hold what privfed audit writes; nothing was done; remove it"):
         read_audit(path, run="this run")
@@ -138,6 +141,15 @@ def test_what_an_audit_must_not_hold_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="plain values, got bytes"):
         write_audit(replace(AUDIT, mode=b"bytes"), tmp_path / "audit.json", run="this run")
     assert not (tmp_path / "audit.json").exists()
+
+
+@pytest.mark.parametrize("place", [("score", "mean"), ("gain", "high"), ("certified",), ("rows",)])
+def test_an_edited_number_is_noticed_by_the_checksum(path: Path, place: tuple[str, ...]) -> None:
+    file = json.loads(path.read_text())
+    set_to(3 if place == ("rows",) else "0.0", "audit", "findings", 0, "outcome", *place)(file)
+    path.write_text(json.dumps(file))
+    with pytest.raises(UnsupportedDataError, match="nothing was done"):
+        read_audit(path, run="this run")
 
 
 def test_a_key_that_stands_twice_is_refused(path: Path) -> None:
