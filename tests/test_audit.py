@@ -162,7 +162,7 @@ def test_what_attacks_find_is_the_same_when_the_truth_is_replaced_by_garbage(mak
     honest, misled = (measured(audit.best_control) for audit in audits)
     assert honest.advantage > 0.6
     assert misled.advantage < 0.3
-    assert misled.false_certificates > 0
+    assert sum(measured(finding).false_certificates for finding in audits[1].findings if finding.control) > 0
 
 
 def nothing(observation: Observation) -> Reconstruction:

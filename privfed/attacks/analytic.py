@@ -29,6 +29,7 @@ EXACT = 1e-2
 _CERTIFICATE = "certified rows are of whole categories, no other row has the same, and they agree with the neurons that stayed silent"
 # A direction counts as a row's when it stands this far above what errors can make, so that a certificate never hangs on noise.
 _SIGNAL_OVER_ERROR = 3.0
+_AGREEING = 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,7 +63,8 @@ def analytic(observation: Observation) -> Reconstruction | NotApplicable:
     * each one-hot block has one 1 and otherwise 0, which a mixture of rows of different categories does not;
     * numeric entries lie in their public ranges;
     * no other such row with the same categories was found: mixtures of rows with equal categories come in many versions;
-    * the neurons that the row leaves silent carry fewer rows than all neurons do, as they must when it takes part in none.
+    * the neurons that the row leaves silent carry fewer rows than all neurons do, as they must when it takes part in none;
+    * where further layers follow the second one, two neurons agree on it: behind them, rows mix in other proportions in each neuron.
 
     So a certificate is wrong only if rows of the batch agree in all categories and in nearly all neurons that they fire. Tables
     without one-hot block are never certified, nor is a layer without ReLU.
@@ -95,6 +97,7 @@ def analytic(observation: Observation) -> Reconstruction | NotApplicable:
         pairs = zip(candidates.rows[inside], candidates.errors[inside], strict=True)
         fitting[inside] = [_silent_neurons_carry_less(layer, row, error, rank=rank) for row, error in pairs]
         certified[inside] = fitting[inside] & _alone_in_categories(candidates.rows[inside], schema)
+        certified &= candidates.neurons >= (_AGREEING if len(layers) > 2 else 1)
     order = np.lexsort((-candidates.neurons, ~inside, ~fitting, ~certified))[: max(1, round(observation.records))]
     return Reconstruction(
         rows=candidates.rows[order],

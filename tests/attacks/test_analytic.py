@@ -10,6 +10,8 @@ from privfed.attacks.analytic import EXACT, analytic
 from privfed.attacks.facts import Activation, BinaryLoss, Continuous, GaussianNoise, OneHot, Sgd, TableSchema, TrainingFacts
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
 from privfed.attacks.scoring import advantage, check_certificates, mean_rows, score_rows
+from privfed.audit.canaries import Canaries, transaction_schema
+from privfed.data.paysim import PRE
 from privfed.data.samples import Samples
 from privfed.training.dpsgd import train
 from privfed.training.loss import binary_cross_entropy
@@ -174,6 +176,24 @@ def test_a_table_with_few_categories_gives_rows_but_no_false_certificate(generat
         certified(result, rows, table.schema)
         recovered.append(score_rows(result.rows, rows, schema=table.schema, tolerance=EXACT, baseline=np.full_like(rows, 9.0)).rows)
     assert np.mean(recovered) > 0.8
+
+
+def test_mixtures_of_transactions_that_agree_in_their_type_are_not_certified(observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few categories and similar amounts: one neuron alone would certify a mixture in some of these batches."""
+    schema = transaction_schema(PRE)
+    false = {1: 0, 2: 0}
+    exact = 0
+    for seed in range(64):
+        canaries = Canaries.draw(schema, count=8, rng=np.random.default_rng(seed))
+        torch.manual_seed(seed)
+        observation = observe(canaries.rows, canaries.labels, schema, seed=seed, model=mlp(schema.width, hidden=(64, 48)))
+        for agreeing in false:
+            monkeypatch.setattr("privfed.attacks.analytic._AGREEING", agreeing)
+            check = check_certificates(analytic(observation), canaries.rows, schema=schema, tolerance=EXACT)
+            false[agreeing] += check.false
+        exact += check.certified
+    assert false[2] == 0 < false[1]
+    assert exact > 30
 
 
 def test_rows_of_equal_categories_are_found_but_not_certified(table, observe) -> None:
