@@ -30,6 +30,7 @@ from privfed.dp.mechanism import (
     check_unit,
     describe_event,
 )
+from privfed.dp.silo import SiloNoise
 from privfed.dp.silo_promise import SiloPromise, check_epsilon, count_events, decode_events, encode_events, show_epsilon
 from privfed.strict_json import canonical, checksum, parse, real
 
@@ -164,13 +165,28 @@ class PrivacyStatement:
         *,
         max_grad_norm: float | None,
         randomness: Randomness = Randomness.OPERATING_SYSTEM,
-        silo: SiloPromise | None = None,
+        silo: SiloNoise | None = None,
     ) -> Self:
         """Returns the statement about everything that a ledger charged, on the ledger's terms.
 
         If the ledger has several accounts, of disjoint data, it is stated as if one unit had paid for all of them.
+
+        Args:
+            ledger: The owner's.
+            max_grad_norm: Clipping norm of the training; None if nothing was trained.
+            randomness: Where the noise was drawn from.
+            silo: The agreed noise behind what the ledger charged for the silo as a whole; how many may collude or be missing is not in
+                the ledger.
+
+        Raises:
+            ValueError: If the ledger charged for the silo as a whole and `silo` is missing, or allows for more than was charged.
         """
         terms = ledger.terms
+        charged = ledger.silo_events()
+        if charged and silo is None:
+            raise ValueError("expected the silo noise that was agreed, because the ledger charged for the silo as a whole")
+        silo_delta = None if terms.silo_budget is None else terms.silo_budget.delta
+        promise = None if silo is None or silo_delta is None else SiloPromise.of(charged, delta=silo_delta, noise=silo)
         return cls.of(
             ledger.events(),
             population=terms.population,
@@ -180,7 +196,7 @@ class PrivacyStatement:
             unit=terms.unit,
             relation=terms.relation,
             adaptive_budget=terms.budget if terms.composition is Composition.ADAPTIVE else None,
-            silo=silo,
+            silo=promise,
         )
 
     @property

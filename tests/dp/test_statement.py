@@ -448,3 +448,22 @@ def test_a_promise_that_counts_on_more_shares_than_it_tolerates_is_refused() -> 
     for name, count in (("clients", 0), ("colluders", -1), ("dropouts", True), ("clients", 6.0)):
         with pytest.raises(ValueError, match=f"expected {name} to be a whole number"):
             replace(promise(), **{name: count})
+
+
+def test_the_statement_of_a_ledger_says_what_was_charged_for_the_silo(tmp_path: Path) -> None:
+    noise = SiloNoise(weights=dict.fromkeys("abcde", 1), clip_steps=32, noise_multiplier=4.0, coordinates=100, colluders=1)
+    terms = {"population": "bank_a", "budget": Budget(epsilon=3.0, delta=1e-5), "silo_budget": Budget(epsilon=9.0, delta=1e-6)}
+    with Ledger.open(tmp_path / "ledger", **terms) as ledger:
+        assert PrivacyStatement.of_ledger(ledger, max_grad_norm=1.0).silo is None
+        for number in range(2):
+            ledger.reserve(TRAINING, session=b"s", round=number, attempt=0, silo_event=noise.event())
+        with pytest.raises(ValueError, match="expected the silo noise that was agreed"):
+            PrivacyStatement.of_ledger(ledger, max_grad_norm=1.0)
+        statement = PrivacyStatement.of_ledger(ledger, max_grad_norm=1.0, silo=noise)
+        assert statement.silo is not None
+        assert statement.silo.epsilon == ledger.silo_spent() > 0
+        assert (statement.silo.events, statement.silo.delta) == ((noise.event(),) * 2, 1e-6)
+        assert PrivacyStatement.from_json(statement.to_json()) == statement
+        forgetful = replace(noise, colluders=2)
+        with pytest.raises(ValueError, match="no more shares than colluders and dropouts leave"):
+            PrivacyStatement.of_ledger(ledger, max_grad_norm=1.0, silo=forgetful)
