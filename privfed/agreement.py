@@ -110,6 +110,8 @@ class Agreement:
     private_weights: PrivateWeights | None = None
 
     def __post_init__(self) -> None:
+        if not (type(self.session) is type(self.start) is bytes):
+            raise ValueError("expected the session and the start to be bytes")
         if len(self.session) != SESSION_BYTES or len(self.start) != DIGEST_BYTES:
             raise ValueError(
                 f"expected a session of {SESSION_BYTES} bytes and a start of {DIGEST_BYTES}, got {len(self.session)} and {len(self.start)}"
@@ -280,8 +282,8 @@ class RoundContext:
     history: bytes = bytes(DIGEST_BYTES)
 
     def __post_init__(self) -> None:
-        if len(self.history) != DIGEST_BYTES:
-            raise ValueError(f"expected a history of {DIGEST_BYTES} bytes, got {len(self.history)}")
+        if type(self.history) is not bytes or len(self.history) != DIGEST_BYTES:
+            raise ValueError(f"expected a history of {DIGEST_BYTES} bytes, got something else")
         for number in (self.round, self.attempt):
             if type(number) is not int or not 0 <= number < 2**32:
                 raise ValueError(f"expected round and attempt from 0 to 2^32 - 1, got {number!r}")

@@ -37,6 +37,7 @@ def approve(
     key_id: bytes,
     upload_hash: bytes,
     journal: Journal,
+    statement: bytes = b"",
     witness: Witness | None = None,
 ) -> bytes:
     """Checks the server's digest and signs it, once per round.
@@ -51,6 +52,7 @@ def approve(
         key_id: Of the round key that the participant derived.
         upload_hash: `digest.hash_message` of the upload that the participant sent.
         journal: The participant's own.
+        statement: Of the head of its ledger, as the participant sent it with its upload.
         witness: Remembers and countersigns the heads of the other participants' ledgers; needed if the agreement names any.
 
     Returns:
@@ -58,8 +60,8 @@ def approve(
 
     Raises:
         ValueError: If there is no witness and the agreement names ledgers; nothing was approved.
-        OpeningRefusedError: If the participant is not in the digest, its upload is not the one that it sent, the coefficients or
-            the rule are not the agreed ones, or the policy does not allow the opening.
+        OpeningRefusedError: If the participant is not in the digest, its upload or its statement is not the one that it sent, the
+            coefficients or the rule are not the agreed ones, or the policy does not allow the opening.
         AlreadyOpenedError: If the round is promised to another digest, of this attempt or another one.
         LedgerTamperedError: If another participant's ledger was set back; nothing was approved.
         PrivFedError: As `wire.read_digest`.
@@ -71,8 +73,17 @@ def approve(
         raise OpeningRefusedError(f"{identity.name!r} is not in the digest; nothing was approved")
     if digest.upload_hashes[digest.participants.index(identity.name)] != upload_hash:
         raise OpeningRefusedError(f"the digest names another upload of {identity.name!r} than the one that it sent; nothing was approved")
+    if statements.get(identity.name, b"") != statement:
+        raise OpeningRefusedError(
+            f"the digest carries another statement of the ledger of {identity.name!r} than the one that it sent; nothing was approved"
+        )
     check_digest(context, digest)
+    kept = journal.approval(context, digest.digest(context))
+    if kept is not None:
+        return kept
     others = {name: statement for name, statement in statements.items() if name != identity.name}
     countersignatures: Mapping[str, bytes] = {} if witness is None else witness(others)
     journal.approve(context, digest.digest(context))
-    return encode_approval(context, identity, digest, countersignatures)
+    approval = encode_approval(context, identity, digest, countersignatures)
+    journal.keep_approval(context, approval)
+    return approval

@@ -8,7 +8,7 @@ from torch import nn
 
 from privfed.aggregation.linear import check_weight
 from privfed.data.samples import Samples
-from privfed.dp.countersign import record, state_head
+from privfed.dp.countersign import check_stated, record, state_head
 from privfed.dp.entries import Party, Signer
 from privfed.dp.ledger import Ledger, Reservation
 from privfed.dp.mechanism import Budget
@@ -145,6 +145,11 @@ class Trainer:
         return self._client.weight
 
     @property
+    def name(self) -> str:
+        """Name of the client. Public."""
+        return self._client.name
+
+    @property
     def layout(self) -> Layout:
         """Layout of the model that it trains. Public."""
         return self._layout
@@ -167,6 +172,11 @@ class Trainer:
     def state_head(self, signer: Signer, *, context: bytes, peers: tuple[str, ...]) -> bytes:
         """See `countersign.state_head`; empty for a client without a ledger."""
         return b"" if self._client.ledger is None else state_head(self._client.ledger, signer, context=context, peers=peers)
+
+    def check_head(self, statement: bytes, *, owner: Party, context: bytes) -> None:
+        """See `countersign.check_stated`."""
+        if self._client.ledger is not None:
+            check_stated(self._client.ledger, statement, owner=owner, context=context)
 
     def record_head(self, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, owner: Party, context: bytes) -> None:
         """See `countersign.record`."""
@@ -244,6 +254,10 @@ class Trainer:
         *_, newest = (None, *self._charged(session, round, attempt))
         if self._client.ledger is not None and newest is not None and not newest.committed:
             self._client.ledger.commit(newest)
+
+    def committed(self, *, session: bytes, round: int, attempt: int) -> bool:  # noqa: A002
+        """Whether the ledger says that an upload of this attempt was kept."""
+        return any(reservation.committed for reservation in self._charged(session, round, attempt))
 
     def _charged(self, session: bytes, round: int, attempt: int) -> Iterator[Reservation]:  # noqa: A002
         """Reservations of an attempt, oldest first: one, and one more for each crash before the update was kept."""

@@ -59,7 +59,7 @@ def create(path: Path, data: bytes | memoryview) -> None:
         _synchronise_file(file)
         os.link(temporary, path)  # fails where a rename would replace
         os.unlink(temporary)
-    _synchronise_folder(path.parent)
+    synchronise_folder(path.parent)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def replacement(path: Path) -> Generator[IO[bytes]]:
         yield file
         _synchronise_file(file)
         os.replace(temporary, target)
-    _synchronise_folder(target.parent)
+    synchronise_folder(target.parent)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -97,7 +97,9 @@ def make_folder(path: Path) -> None:
     """Makes a folder of mode 0700, and the folders above it that are missing. One that is there stays as it is."""
     if not path.parent.is_dir():
         make_folder(path.parent)
-    path.mkdir(mode=0o700, exist_ok=True)
+    if not path.is_dir():
+        path.mkdir(mode=0o700, exist_ok=True)
+        synchronise_folder(path.parent)
 
 
 def sweep(folder: Path) -> None:
@@ -120,13 +122,35 @@ class FolderLock:
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            taken = not os.path.samestat(os.fstat(descriptor), os.stat(folder / _LOCK))  # the file was exchanged meanwhile
+        except (BlockingIOError, FileNotFoundError):
+            taken = True
+        if taken:
             os.close(descriptor)
             raise FolderInUseError(
                 f"the folder {folder.name!r} is in use by another process, or by another object in this one; nothing was done; wait until "
                 "that has ended, or take another folder"
-            ) from None
-        self.release = weakref.finalize(self, os.close, descriptor)
+            )
+        self._name, self._process = folder.name, os.getpid()
+        self.release = weakref.finalize(self, _release, descriptor, self._process)
+
+    def check(self) -> None:
+        """Refuses to work on in a folder that is not held any more.
+
+        Raises:
+            FolderInUseError: If it was released, or this is a forked child of the process that holds it.
+        """
+        if not self.release.alive or os.getpid() != self._process:
+            raise FolderInUseError(
+                f"the folder {self._name!r} is not held here any more: it was let go, or belongs to the process that opened it; nothing "
+                "was done; open it again"
+            )
+
+
+def _release(descriptor: int, process: int) -> None:
+    if os.getpid() == process:  # a forked child has the lock in common with its parent, and must leave it alone
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def is_bookkeeping(path: Path) -> bool:
@@ -150,7 +174,8 @@ def _synchronise_file(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _synchronise_folder(folder: Path) -> None:
+def synchronise_folder(folder: Path) -> None:
+    """Returns when the names in a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

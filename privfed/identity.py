@@ -49,8 +49,8 @@ class PublicIdentity:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        if len(self.public_key) != 32:
-            raise ValueError(f"expected a public key of 32 bytes, got {len(self.public_key)}")
+        if type(self.public_key) is not bytes or len(self.public_key) != 32:
+            raise ValueError("expected a public key of 32 bytes, got something else")
 
     @property
     def fingerprint(self) -> str:
@@ -150,6 +150,7 @@ class Roster:
     clients: tuple[PublicIdentity, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", tuple(self.clients))
         if not self.clients:
             raise ValueError("expected at least one client in the roster")
         parties = (self.server, *self.clients)

@@ -7,16 +7,15 @@ from privfed.agreement import RoundContext
 from privfed.errors import AlreadyOpenedError, OpeningRefusedError
 from privfed.table import Table
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS rounds (
+_COLUMNS = """
     session BLOB NOT NULL,
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     digest BLOB NOT NULL,
+    approval BLOB,
     aggregate BLOB,
     finished INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (session, round)
-)
 """
 
 
@@ -38,7 +37,7 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._table = Table(path, schema=_SCHEMA)
+        self._table = Table(path, name="rounds", columns=_COLUMNS)
 
     def approve(self, context: RoundContext, digest: bytes) -> None:
         """Records that this party stands to a digest. The same digest again is fine.
@@ -52,6 +51,37 @@ class Journal:
         """
         with self._table.transaction() as connection:
             self._claim(connection, context, digest)
+
+    def approval(self, context: RoundContext, digest: bytes) -> bytes | None:
+        """The approval message that was kept for exactly this digest; None if there is none."""
+        with self._table.transaction() as connection:
+            found: tuple[bytes | None] | None = connection.execute(
+                "SELECT approval FROM rounds WHERE session = ? AND round = ? AND attempt = ? AND digest = ?",
+                (context.agreement.session, context.round, context.attempt, digest),
+            ).fetchone()
+        return None if found is None else found[0]
+
+    def keep_approval(self, context: RoundContext, approval: bytes) -> None:
+        """Keeps the approval message of the digest that this party stands to, to give the same one when it is asked again."""
+        with self._table.transaction() as connection:
+            connection.execute(
+                "UPDATE rounds SET approval = ? WHERE session = ? AND round = ?", (approval, context.agreement.session, context.round)
+            )
+
+    def opened(self, session: bytes) -> dict[int, bool]:
+        """The rounds of a session whose opening began, and whether it was finished, in ascending order."""
+        with self._table.transaction() as connection:
+            rows = connection.execute(
+                "SELECT round, finished FROM rounds WHERE session = ? AND aggregate IS NOT NULL ORDER BY round", (session,)
+            ).fetchall()
+        return {number: bool(finished) for number, finished in rows}
+
+    def promised(self, context: RoundContext) -> bool:
+        """Whether this party stands to a digest of this attempt."""
+        place = (context.agreement.session, context.round, context.attempt)
+        with self._table.transaction() as connection:
+            query = "SELECT 1 FROM rounds WHERE session = ? AND round = ? AND attempt = ?"
+            return connection.execute(query, place).fetchone() is not None
 
     def begin(self, context: RoundContext, digest: bytes, *, aggregate: bytes) -> None:
         """Records, before the decryption, that this party opens one aggregate of a round.

@@ -3,6 +3,7 @@
 In `SharedKey` mode every client is its own key holder; the same class serves a separate one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from privfed.agreement import RoundContext
@@ -33,12 +34,21 @@ class KeyHolder:
         context: Agreement, round and attempt.
         round_key: The key of this round and attempt. Secret.
         journal: This party's own; a participant hands the one in which it approved.
+        check_heads: Is handed the heads of the ledgers before anything is begun, and may refuse.
     """
 
-    def __init__(self, *, context: RoundContext, round_key: RoundKey, journal: Journal) -> None:
+    def __init__(
+        self,
+        *,
+        context: RoundContext,
+        round_key: RoundKey,
+        journal: Journal,
+        check_heads: Callable[[SignedHeads], None] | None = None,
+    ) -> None:
         self._context = context
         self._round_key = round_key
         self._journal = journal
+        self._check_heads = check_heads
         self._opened: _Opened | None = None
 
     def open(self, data: bytes) -> Aggregate[PlainVector]:
@@ -60,7 +70,7 @@ class KeyHolder:
             TamperedAggregateError: If it is not the announced combination of the signed uploads.
             AlreadyOpenedError: If the round is promised to another digest, another aggregate was begun, or it is finished.
             DecryptionError: If it does not decrypt to grid points, or to no weights that the agreement allows.
-            PrivFedError: As `wire_aggregate.decode_aggregate`.
+            PrivFedError: As `wire_aggregate.decode_aggregate`, and as `check_heads`.
         """
         message = decode_aggregate(data, self._context, self._round_key.key_id)
         digest = message.digest
@@ -69,6 +79,8 @@ class KeyHolder:
             raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
         check_digest(self._context, digest)
         total = self._checked_sum(message)
+        if self._check_heads is not None:
+            self._check_heads(message.heads)
         opened = _Opened(aggregate=hash_message(data), digest=digest.digest(self._context), heads=message.heads)
         self._journal.begin(self._context, opened.digest, aggregate=opened.aggregate)
         agreement = self._context.agreement

@@ -97,7 +97,12 @@ class Participant:
             self.session.journal.settle(context)
             return
         self.session.check_history(context)
-        holder = KeyHolder(context=context, round_key=self.session.round_key(context), journal=self.session.journal)
+        holder = KeyHolder(
+            context=context,
+            round_key=self.session.round_key(context),
+            journal=self.session.journal,
+            check_heads=lambda heads: self.session.check_heads(context, heads),
+        )
         aggregate = holder.open(data)
         self.session.apply(aggregate, digest=holder.digest, attempt=context.attempt)
         self.session.keep_countersignatures(context, holder.heads)
@@ -267,12 +272,11 @@ def check_same_model(sessions: Sequence[ClientSession]) -> None:
     Raises:
         ModelMismatchError: If they do. It cannot happen while opened sums are exact, and no file is exchanged.
     """
-    models: dict[bytes, PlainVector] = {}
+    models: dict[bytes, ClientSession] = {}
     for session in sessions:
-        state = session.state
-        known = models.setdefault(state.history, state.values)
-        if (known.values != state.values.values).any():
+        known = models.setdefault(session.state.history, session)
+        if (known.state.values.values != session.state.values.values).any():
             raise ModelMismatchError(
-                f"{session.name!r} opened the same rounds as another client and holds another model; nothing more was done; put back the "
-                "folder of the client whose model was changed"
+                f"{known.name!r} and {session.name!r} opened the same rounds and hold different models; nothing more was done; put back "
+                "the folder of the one whose model was changed"
             )

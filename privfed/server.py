@@ -27,6 +27,7 @@ from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import Kind
 from privfed.spool import Spool
 from privfed.wire import (
+    check_upload,
     decode_abort,
     decode_approval,
     decode_digest,
@@ -88,8 +89,19 @@ class Server:
 
     @property
     def phase(self) -> Phase:
-        """Where the round stands."""
-        return next(phase for phase in Phase if not self._spool.has(phase.value))
+        """Where the round stands.
+
+        Raises:
+            DamagedFileError: If what ended an earlier phase is gone, and something of a later one is there.
+        """
+        phase = next(phase for phase in Phase if not self._spool.has(phase.value))
+        later = {Phase.SETUP: (Kind.UPLOAD, Kind.APPROVAL), Phase.UPLOAD: (Kind.APPROVAL,)}.get(phase, ())
+        with self._reading():
+            order = list(Phase)
+            ended = [after for after in order[order.index(phase) :] if self._spool.has(after.value)]
+            if ended or any(self._spool.names(_prefix(kind)) for kind in later):
+                raise InvalidMessageError
+        return phase
 
     def received(self, kind: Kind) -> tuple[str, ...]:
         """Names of the clients whose message of this kind is stored, in roster order."""
@@ -141,7 +153,10 @@ class Server:
         groups: defaultdict[bytes, list[str]] = defaultdict(list)
         with self._reading():
             for name in cohort:
-                groups[decode_setup(self._spool.get(_prefix(Kind.SETUP) + name), self._context)[1]].append(name)
+                sender, key_id = decode_setup(self._spool.get(_prefix(Kind.SETUP) + name), self._context)
+                if sender != name:
+                    raise InvalidMessageError
+                groups[key_id].append(name)
         key_id = max(groups, key=lambda candidate: len(groups[candidate]))
         if len(groups) > 1:
             differing = [name for name in cohort if name not in groups[key_id]]
@@ -186,6 +201,7 @@ class Server:
             with self._reading():
                 for name in participants:
                     upload = self._spool.get(_prefix(Kind.UPLOAD) + name)
+                    check_upload(upload, self._context, sender=name)
                     hashes.append(hash_message(upload))
                     statements[name] = upload_statement(upload, self._context)
             digest = RoundDigest(
@@ -196,6 +212,7 @@ class Server:
                 key_id=self._key_id,
             )
             self._spool.put(Phase.UPLOAD.value, encode_digest(self._context, self._identity, digest, statements))
+        self._digest()  # what is announced again is what was announced
         return self._spool.get(Phase.UPLOAD.value)
 
     def receive_approval(self, data: bytes) -> str:
@@ -284,8 +301,11 @@ class Server:
     def received_bytes(self) -> dict[str, int]:
         """Bytes of the setup message, upload and approval that each client sent, by name; of all that sent any."""
         kinds = (Kind.SETUP, Kind.UPLOAD, Kind.APPROVAL)
-        sizes = {kind: {name: self._spool.path(_prefix(kind) + name).stat().st_size for name in self.received(kind)} for kind in kinds}
-        return {name: sum(sizes[kind].get(name, 0) for kind in kinds) for name in self.received(Kind.SETUP)}
+        sent: defaultdict[str, int] = defaultdict(int)
+        for kind in kinds:
+            for name in self.received(kind):
+                sent[name] += self._spool.path(_prefix(kind) + name).stat().st_size
+        return dict(sent)
 
     @property
     def _key_id(self) -> bytes:
@@ -329,7 +349,10 @@ class Server:
         """Keeps a verified message, or refuses it; the same bytes again are fine whenever they come."""
         name = _prefix(kind) + sender
         if self._spool.has(name):
-            if self._spool.get(name) != data:
+            stored = self._spool.get(name)
+            if stored != data:
+                with self._reading():
+                    self._context.agreement.roster.client(sender).verify(memoryview(stored)[:-SIGNATURE_BYTES], stored[-SIGNATURE_BYTES:])
                 raise CohortError(f"{sender!r} sent another {kind.name} message before; this one was dropped")
             return sender
         if self.phase is not phase:

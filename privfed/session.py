@@ -3,14 +3,24 @@
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privfed.agreement import Agreement, RoundContext
 from privfed.approval import approve
 from privfed.client import Trainer
 from privfed.digest import hash_message
 from privfed.dp.countersign import HeadMemory
-from privfed.errors import AgreementMismatchError, DamagedFileError, HistoryMismatchError, OpeningRefusedError, PrivFedError
+from privfed.errors import (
+    AgreementMismatchError,
+    DamagedFileError,
+    HistoryMismatchError,
+    InvalidMessageError,
+    LayoutMismatchError,
+    LedgerError,
+    OpeningRefusedError,
+    PrivFedError,
+    TamperedAggregateError,
+)
 from privfed.files import FolderLock, make_folder, sweep
 from privfed.identity import Identity
 from privfed.journal import Journal
@@ -19,13 +29,14 @@ from privfed.protect import protect, round_key
 from privfed.spool import Spool
 from privfed.state import ModelState, ModelStore
 from privfed.update import Aggregate, PlainVector
-from privfed.wire import decode_upload, encode_abort, encode_setup, encode_upload
+from privfed.wire import MAX_STATEMENT_BYTES, decode_upload, encode_abort, encode_setup, encode_upload, upload_statement
 from privfed.wire_aggregate import SignedHeads
 
 if TYPE_CHECKING:
     from privfed.he.secret import RoundKey, SharedKey
 
 
+_ROOM_BYTES = 4096
 _JOURNAL = "journal.sqlite"
 _HEADS = "heads.sqlite"
 
@@ -49,10 +60,11 @@ class ClientSession:
         directory: This client's own; made with mode 0700 if it is not there.
 
     Raises:
-        AgreementMismatchError: If the identity, the start, the model, the encryption parameters, the weight, the ledger or the silo
-            noise is another one than the agreement names; nothing was done.
+        AgreementMismatchError: If the identity, the key, the start, the model, the encryption parameters, the weight, the ledger or the
+            silo noise is another one than the agreement names; nothing was done.
         FolderInUseError: If another object holds the directory; nothing was done.
-        DamagedFileError: If a file in the directory is damaged, or was taken away; nothing was done.
+        DamagedFileError: If a file in the directory is damaged, or was taken away, or is an older copy than the others; nothing was
+            done. An older copy of the journal from before a promise, with no opened round in between, is not noticed.
         PrivFedError: As `Trainer.remember`.
     """
 
@@ -66,7 +78,7 @@ class ClientSession:
         start: PlainVector,
         directory: Path,
     ) -> None:
-        _check_agreed(agreement, identity=identity, trainer=trainer, start=start)
+        _check_agreed(agreement, identity=identity, trainer=trainer, keys=keys, start=start)
         make_folder(directory)
         with ExitStack() as stack:
             lock = FolderLock(directory)
@@ -86,6 +98,7 @@ class ClientSession:
             self._round_key: tuple[bytes, RoundKey] | None = None
             self.journal = Journal(directory / _JOURNAL)
             self._heads = HeadMemory(directory / _HEADS)
+            self._check_openings()
             self._erase_stored()
             stack.pop_all()
         self._lock = lock
@@ -125,26 +138,61 @@ class ClientSession:
         Raises:
             HistoryMismatchError: If this client has not opened the rounds that the context builds on; nothing was trained.
             BudgetExceededError: If the budget does not cover the round; nothing was trained.
-            DamagedFileError: If the stored bytes are not what was written; nothing was sent.
+            DamagedFileError: If the stored bytes are not what was written, or are gone; nothing was trained or sent.
+            LedgerError: If the head of the ledger does not fit into a message; nothing was charged.
             PrivFedError: As `Trainer.train`; what was charged stays charged.
         """
         self.check_history(context)
-        place = {"session": context.agreement.session, "round": context.round, "attempt": context.attempt}
+        place: dict[str, Any] = {"session": context.agreement.session, "round": context.round, "attempt": context.attempt}
         name = _outbox_name(context)
         if self._outbox.has(name):
             self._check_stored(context, self._outbox.get(name))
         else:
-            update = self._trainer.train(self._state.values, **place)
-            protected = protect(update, context, round_key=self.round_key(context), weight=self._trainer.weight)
-            peers = tuple(peer for peer in context.agreement.roster.names if peer != self.name)
-            statement = self._trainer.state_head(self._identity, context=context.digest, peers=peers)
-            self._outbox.put(name, encode_upload(context, self._identity, protected.update, statement=statement))
+            if self._trainer.committed(**place) or self.journal.promised(context):
+                raise DamagedFileError(
+                    f"the upload of {self.name!r} for round {context.round} was stored and is gone; nothing was trained or charged; put "
+                    "the outbox back, or leave this client out of the round"
+                )
+            self._check_statement_fits(context)
+            try:
+                self._outbox.put(name, self._new_upload(context, place))
+            except BaseException:
+                self._round_key = None  # it has encrypted, and nothing of that left: the next try needs it anew
+                raise
         self._trainer.commit(**place)
         return self._outbox.get(name)
 
+    def _new_upload(self, context: RoundContext, place: Mapping[str, Any]) -> bytes:
+        update = self._trainer.train(self._state.values, **place)
+        protected = protect(update, context, round_key=self.round_key(context), weight=self._trainer.weight)
+        return encode_upload(context, self._identity, protected.update, statement=self._state_head(context))
+
+    def _state_head(self, context: RoundContext) -> bytes:
+        peers = tuple(peer for peer in context.agreement.roster.names if peer != self.name)
+        return self._trainer.state_head(self._identity, context=context.digest, peers=peers)
+
+    def _check_statement_fits(self, context: RoundContext) -> None:
+        # The charge of this round adds a row or two.
+        if len(self._state_head(context)) > MAX_STATEMENT_BYTES - _ROOM_BYTES:
+            raise LedgerError(
+                f"the ledger of {self.name!r} has more rows that some peer never countersigned than one message shows; nothing was "
+                "charged; begin a new session with peers that hold them, or use another ledger"
+            )
+
+    def _check_openings(self) -> None:
+        """Refuses a journal and a model that are not of the same time: one of them was lost, or is an older copy."""
+        opened = self.journal.opened(self._agreement.session)
+        finished = {number for number, done in opened.items() if done}
+        if not finished <= set(self._state.rounds) <= opened.keys():
+            raise DamagedFileError(
+                f"the journal and the model of {self.name!r} do not hold the same rounds: one of them is an older copy or was lost; "
+                "nothing was done; put back both as they were last, or join a new session in a new folder"
+            )
+
     def _check_stored(self, context: RoundContext, data: bytes) -> None:
         try:
-            decode_upload(data, context, self.round_key(context).key_id)
+            if decode_upload(data, context, self.round_key(context).key_id).sender != self.name:
+                raise InvalidMessageError
         except PrivFedError as error:
             raise DamagedFileError(
                 f"the stored upload of {self.name!r} for round {context.round} is not what was written; nothing was sent; put it back, or "
@@ -163,27 +211,47 @@ class ClientSession:
         name = _outbox_name(context)
         if not self._outbox.has(name):
             raise OpeningRefusedError(f"{self.name!r} has uploaded nothing in round {context.round}; nothing was approved")
+        upload = self._outbox.get(name)
         return approve(
             context,
             self._identity,
             digest,
             key_id=self.round_key(context).key_id,
-            upload_hash=hash_message(self._outbox.get(name)),
+            upload_hash=hash_message(upload),
             journal=self.journal,
+            statement=upload_statement(upload, context),
             witness=lambda statements: self._countersign(context, statements),
         )
 
     def _countersign(self, context: RoundContext, statements: Mapping[str, bytes]) -> dict[str, bytes]:
-        return {
-            name: self._heads.countersign(
-                statement,
-                owner=context.agreement.roster.client(name),
-                population=context.agreement.populations[name],
-                context=context.digest,
-                signer=self._identity,
-            )
-            for name, statement in statements.items()
-        }
+        signed: dict[str, bytes] = {}
+        for name, statement in statements.items():
+            try:
+                signed[name] = self._heads.countersign(
+                    statement,
+                    owner=context.agreement.roster.client(name),
+                    population=context.agreement.populations[name],
+                    context=context.digest,
+                    signer=self._identity,
+                )
+            except InvalidMessageError as error:
+                raise OpeningRefusedError(f"{name!r} stated no valid head of its ledger; nothing was approved; leave it out") from error
+        return signed
+
+    def check_heads(self, context: RoundContext, heads: SignedHeads) -> None:
+        """Refuses an aggregate that says of this client's ledger what it never said, or what its ledger does not hold any more.
+
+        Raises:
+            TamperedAggregateError: If the statement is not the one that was sent.
+            InvalidMessageError, LedgerError: As `countersign.check_stated`.
+        """
+        statement = heads.statements.get(self.name)
+        if statement is None:
+            return
+        name = _outbox_name(context)
+        if self._outbox.has(name) and upload_statement(self._outbox.get(name), context) != statement:
+            raise TamperedAggregateError
+        self._trainer.check_head(statement, owner=self._identity.public, context=context.digest)
 
     def abort(self, context: RoundContext) -> bytes:
         """The message that tells the server that this client did not open the aggregate, and not why."""
@@ -198,12 +266,15 @@ class ClientSession:
             self._trainer.record_head(statement, answers, owner=self._identity.public, context=context.digest)
 
     def check_history(self, context: RoundContext) -> None:
-        """Refuses a round that builds on other rounds than this client has opened.
+        """Refuses a round that builds on other rounds than this client has opened, or is not later than all of them.
 
         Raises:
             HistoryMismatchError: If it does.
+            FolderInUseError: If this object let its folder go, or belongs to another process.
         """
-        if context.history != self._state.history:
+        self._lock.check()
+        last = self._state.rounds[-1] if self._state.rounds else -1
+        if context.history != self._state.history or context.round <= last:
             raise HistoryMismatchError(
                 f"round {context.round} builds on other rounds than {self.name!r} has opened ({list(self._state.rounds)}); "
                 "nothing was done; open the missed aggregates first"
@@ -219,8 +290,12 @@ class ClientSession:
 
         Raises:
             ValueError: If the round is not later than those in the model.
+            LayoutMismatchError: If the aggregate has another layout; the model is as it was.
             PrivFedError: As `Trainer.opened`; the model is as it was.
         """
+        self._lock.check()
+        if aggregate.vector.layout != self._agreement.layout:
+            raise LayoutMismatchError("the aggregate has another layout than the agreement; the model is as it was")
         self._trainer.opened(aggregate, attempt=attempt)
         state = ModelState(
             values=PlainVector(layout=self._agreement.layout, values=self._state.values.values + aggregate.vector.values),
@@ -238,9 +313,11 @@ class ClientSession:
             self._keys.erase_through(self._state.rounds[-1])
 
 
-def _check_agreed(agreement: Agreement, *, identity: Identity, trainer: Trainer, start: PlainVector) -> None:
+def _check_agreed(agreement: Agreement, *, identity: Identity, trainer: Trainer, keys: "SharedKey | KeyChain", start: PlainVector) -> None:
     name = identity.name
     agreed = {
+        "client": trainer.name == name,
+        "shared key": not isinstance(keys, KeyChain) or keys.belongs_to(agreement.session, agreement.roster.digest),
         "identity": identity.public in agreement.roster.clients,
         "start": start.digest == agreement.start,
         "layout of the model": trainer.layout == start.layout == agreement.layout,
@@ -258,7 +335,7 @@ def _check_agreed(agreement: Agreement, *, identity: Identity, trainer: Trainer,
 
 def _check_complete(directory: Path, *, used: bool) -> None:
     missing = [name for name in (_JOURNAL, _HEADS) if not (directory / name).exists()]
-    if used and missing:
+    if missing and (used or len(missing) == 1):
         raise DamagedFileError(
             f"{' and '.join(missing)} are missing beside the uploads or the model of {directory.name!r}; nothing was done; a client that "
             "forgot what it promised may be talked into a second opening: put the files back, or join a new session in a new folder"

@@ -42,6 +42,8 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(self.names))
+        object.__setattr__(self, "shapes", tuple(tuple(shape) for shape in self.shapes))
         if not self.names or len(self.names) != len(self.shapes):
             raise ValueError(f"expected one shape for each of at least one name, got {len(self.names)} names and {len(self.shapes)} shapes")
         if len(set(self.names)) != len(self.names):

@@ -105,6 +105,16 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[C
     return Update(sender=frame.sender, round=context.round, vector=vector)
 
 
+def check_upload(data: bytes, context: RoundContext, *, sender: str) -> None:
+    """Refuses a stored upload that is not the verified message of this sender any more. Its ciphertexts are not looked at again.
+
+    Raises:
+        PrivFedError: As `message.unseal`, or if another one sent it.
+    """
+    if unseal(data, context, Kind.UPLOAD, max_payload=len(data)).sender != sender:
+        raise InvalidMessageError
+
+
 def upload_statement(data: bytes, context: RoundContext) -> bytes:
     """The head of the sender's ledger in a verified upload message; empty if it keeps none."""
     end = upload_chunk(len(data), context, 0).start - LENGTH_BYTES

@@ -23,7 +23,7 @@ from privfed.message import Kind
 from privfed.protect import protect, round_key
 from privfed.server import Server
 from privfed.update import Layout, PlainVector, Update
-from privfed.wire import encode_setup, encode_upload
+from privfed.wire import encode_setup, encode_upload, upload_statement
 
 
 @pytest.fixture(scope="session")
@@ -134,6 +134,7 @@ class Round:
             key_id=self.key_id,
             upload_hash=hash_message(self.uploads[name]),
             journal=self.parties.journal(name),
+            statement=upload_statement(self.uploads[name], self.context),
             witness=lambda heads: {owner: self.parties.clients[name].sign(head) for owner, head in heads.items()},
         )
 

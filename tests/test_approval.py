@@ -165,3 +165,30 @@ def test_a_digest_that_the_witness_refuses_is_not_promised(meet: Callable[..., A
             witness=refuse,
         )
     joint.parties.journal("bank_01").approve(joint.context, bytes(32))
+
+
+def test_a_digest_with_another_statement_of_the_participants_own_ledger_is_not_approved(meet: Callable[..., Any]) -> None:
+    joint = meet(populations={"bank_00": "accounts"}).round().setup().upload()
+    data = encode_digest(joint.context, joint.parties.server, announced(joint), {"bank_00": b"something else"})
+    with pytest.raises(OpeningRefusedError, match="another statement of the ledger of 'bank_00' than the one that it sent"):
+        joint.approve("bank_00", data)
+    joint.approve("bank_01", data)  # only bank_00 can know
+
+
+def test_asked_again_a_participant_gives_what_it_gave_and_asks_its_witness_for_nothing(meet: Callable[..., Any]) -> None:
+    joint = meet(populations={"bank_00": "accounts"}).round().setup().upload()
+    asked: list[object] = []
+
+    def approve_once() -> bytes:
+        return approve(
+            joint.context,
+            joint.parties.clients["bank_01"],
+            joint.server.close(),
+            key_id=joint.new_key().key_id,
+            upload_hash=hash_message(joint.uploads["bank_01"]),
+            journal=joint.parties.journal("bank_01"),
+            witness=lambda heads: asked.append(heads) or {name: bytes(64) for name in heads},
+        )
+
+    assert approve_once() == approve_once()
+    assert len(asked) == 1

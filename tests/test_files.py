@@ -1,11 +1,15 @@
+import gc
 import os
+import signal
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from privfed import files
+from privfed.errors import FolderInUseError
 
 
 @pytest.fixture
@@ -126,3 +130,72 @@ def test_a_lock_keeps_others_waiting(tmp_path: Path) -> None:
     left.set()
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_a_folder_is_held_by_one_object_until_it_is_let_go(tmp_path: Path) -> None:
+    first = files.FolderLock(tmp_path)
+    with pytest.raises(FolderInUseError, match="in use by another process, or by another object"):
+        files.FolderLock(tmp_path)
+    first.check()
+    first.release()
+    first.release()
+    with pytest.raises(FolderInUseError, match="not held here any more"):
+        first.check()
+    second = files.FolderLock(tmp_path)
+    second.check()
+
+
+def test_a_folder_is_let_go_when_its_holder_is_gone(tmp_path: Path) -> None:
+    held = files.FolderLock(tmp_path)
+    del held
+    gc.collect()
+    files.FolderLock(tmp_path).check()
+
+
+def test_a_forked_child_neither_works_in_the_folder_nor_keeps_or_lets_it_go(tmp_path: Path) -> None:
+    lock = files.FolderLock(tmp_path)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            lock.check()
+            answer = b"worked"
+        except FolderInUseError:
+            answer = b"refused"
+        lock.release()
+        os.write(writing, answer)
+        time.sleep(30)
+        os._exit(0)
+    try:
+        assert os.read(reading, 10) == b"refused"
+        lock.check()
+        with pytest.raises(FolderInUseError):
+            files.FolderLock(tmp_path)
+        lock.release()
+        files.FolderLock(tmp_path).check()  # though the child still has the descriptor
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_new_folders_are_private_and_their_names_are_synchronised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synchronised: list[str] = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synchronised.append(os.readlink(f"/proc/self/fd/{descriptor}")), sync(descriptor)))
+    files.make_folder(tmp_path / "a" / "b")
+    assert synchronised == [str(tmp_path), str(tmp_path / "a")]
+    files.make_folder(tmp_path / "a" / "b")
+    assert len(synchronised) == 2
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+
+
+def test_a_new_file_that_could_not_be_written_whole_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    for step in ("fsync", "link"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, fail)
+            with pytest.raises(OSError, match="the disk is gone"):
+                files.create(tmp_path / "key", b"secret")
+        assert list(tmp_path.iterdir()) == []

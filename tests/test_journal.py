@@ -191,3 +191,34 @@ def test_two_digests_of_one_round_that_share_a_participant_are_never_both_openab
     openable = [participants for index, (participants, _) in enumerate(proposals) if approvals[index] == participants]
     assert all(not first & second for first, second in itertools.combinations(openable, 2))
     assert all(len([index for index in approvals if name in approvals[index]]) <= 1 for name in NAMES)
+
+
+def test_settling_finishes_an_opening_that_began_and_nothing_else(journal: Journal, context: RoundContext) -> None:
+    journal.approve(context, DIGEST)
+    journal.settle(context)
+    journal.begin(context, DIGEST, aggregate=AGGREGATE)  # the promise alone was not finished
+    journal.settle(context)
+    with pytest.raises(AlreadyOpenedError):
+        journal.begin(context, DIGEST, aggregate=AGGREGATE)
+
+
+def test_the_journal_says_which_rounds_were_begun_and_finished(journal: Journal, context: RoundContext) -> None:
+    journal.approve(replace(context, round=1), DIGEST)
+    for number in (5, 3):
+        journal.begin(replace(context, round=number), DIGEST, aggregate=AGGREGATE)
+    journal.finish(replace(context, round=5), aggregate=AGGREGATE)
+    assert list(journal.opened(context.agreement.session).items()) == [(3, False), (5, True)]
+    assert journal.opened(bytes(16)) == {}
+    assert journal.promised(replace(context, round=1))
+    assert not journal.promised(replace(context, round=1, attempt=1))
+    assert not journal.promised(replace(context, round=2))
+
+
+def test_an_approval_is_kept_for_its_own_digest_and_attempt(journal: Journal, context: RoundContext) -> None:
+    assert journal.approval(context, DIGEST) is None
+    journal.approve(context, DIGEST)
+    assert journal.approval(context, DIGEST) is None
+    journal.keep_approval(context, b"signed")
+    assert journal.approval(context, DIGEST) == b"signed"
+    assert journal.approval(context, OTHER_DIGEST) is None
+    assert journal.approval(replace(context, attempt=1), DIGEST) is None

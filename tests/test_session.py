@@ -19,17 +19,26 @@ from privfed.errors import (
     FolderInUseError,
     HistoryMismatchError,
     InvalidMessageError,
+    LayoutMismatchError,
+    LedgerError,
     OpeningRefusedError,
+    TamperedAggregateError,
 )
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.identity import Identity, Roster
+from privfed.keys.chain import KeyChain
+from privfed.keys.roster import PinnedRoster
+from privfed.protect import protect, round_key
 from privfed.round import Participant
 from privfed.session import ClientSession
 from privfed.training.loss import binary_cross_entropy
 from privfed.training.model import mlp, values_of
-from privfed.update import Aggregate, PlainVector, Update
+from privfed.update import Aggregate, Layout, PlainVector, Update
+from privfed.wire import encode_upload, upload_statement
+from privfed.wire_aggregate import SignedHeads
 from tests.engines.conftest import MECHANISM, table
+from tests.keys.conftest import new_party
 
 
 class Bank:
@@ -167,7 +176,7 @@ def test_an_aggregate_enters_the_model_once_and_survives_a_restart(bank: Bank) -
     aggregate = step(bank)
     with bank.ledger() as ledger:
         session = bank.session(ledger)
-        session.apply(aggregate, digest=b"h" * 32)
+        open_round(session, bank)
         with pytest.raises(ValueError, match="ascending"):
             session.apply(aggregate, digest=b"h" * 32)
         restarted = bank.session(ledger)
@@ -293,7 +302,7 @@ def test_a_client_that_forgot_its_promises_does_not_go_on(bank: Bank, name: str,
         if beside == "upload":
             session.upload(bank.round())
         else:
-            session.apply(step(bank), digest=b"h" * 32)
+            open_round(session, bank)
         (bank.directory / "bank_a" / name).unlink()
         with pytest.raises(DamagedFileError, match=f"{name} are missing beside the uploads or the model of 'bank_a'; nothing was done"):
             bank.session(ledger)
@@ -305,17 +314,12 @@ def test_a_client_that_forgot_its_promises_does_not_go_on(bank: Bank, name: str,
 def test_a_damaged_file_of_a_client_is_refused_and_left_as_it_is(bank: Bank, name: str, damage: str) -> None:
     path = bank.directory / "bank_a" / name
     with bank.ledger() as ledger:
-        bank.session(ledger).apply(step(bank), digest=b"h" * 32)
+        open_round(bank.session(ledger), bank)
         data = path.read_bytes()
         damaged = {"emptied": b"", "cut": data[: len(data) // 2], "junk": b"\xff{[junk" * 500}[damage]
         path.write_bytes(damaged)
-        if damage == "emptied" and name != "model.npz":
-            # SQLite takes an empty file for a new database.
-            with pytest.raises(DamagedFileError, match="empty"):
-                bank.session(ledger)
-        else:
-            with pytest.raises(DamagedFileError, match=f"{name} is .*nothing was done"):
-                bank.session(ledger)
+        with pytest.raises(DamagedFileError, match=f"{name} is .*nothing was done"):
+            bank.session(ledger)
         assert path.read_bytes() == damaged
 
 
@@ -383,7 +387,158 @@ def test_an_opening_is_finished_after_the_model_is_stored_and_the_countersignatu
         assert done[4:] == ["settle"]
 
 
+def open_round(session: ClientSession, bank: Bank, *, finish: bool = True) -> None:
+    session.journal.begin(bank.round(), b"h" * 32, aggregate=b"a" * 32)
+    session.apply(step(bank), digest=b"h" * 32)
+    if finish:
+        session.journal.finish(bank.round(), aggregate=b"a" * 32)
+
+
 def step(bank: Bank) -> Aggregate[PlainVector]:
     """An opened aggregate of round 0 that adds 1/4 to every weight."""
     vector = PlainVector(layout=bank.start.layout, values=np.full(bank.start.layout.size, 0.25))
     return Aggregate(round=0, vector=vector, coefficients={"bank_a": 1, "bank_b": 1, "bank_c": 1})
+
+
+@pytest.mark.parametrize("finish", [False, True], ids=["crashed before it was finished", "finished"])
+@pytest.mark.parametrize("older", ["journal.sqlite", "model.npz"])
+def test_a_journal_and_a_model_of_different_times_are_refused(bank: Bank, older: str, finish: bool) -> None:
+    path = bank.directory / "bank_a" / older
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        session.upload(bank.round())
+        before = path.read_bytes() if path.exists() else None
+        open_round(session, bank, finish=finish)
+        newest = path.read_bytes()
+        path.unlink()
+        if before is not None:
+            path.write_bytes(before)
+            path.chmod(0o600)
+        if older == "model.npz" and not finish:
+            # As after a crash between the opening and the storing of the model: it is opened again.
+            assert bank.session(ledger).state.rounds == ()
+        else:
+            with pytest.raises(DamagedFileError, match="do not hold the same rounds"):
+                bank.session(ledger)
+        path.write_bytes(newest)
+        assert bank.session(ledger).state.rounds == (0,)
+
+
+def test_an_upload_that_was_stored_and_is_gone_is_not_trained_or_charged_again(bank: Bank) -> None:
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        session.upload(bank.round())
+        (path,) = (bank.directory / "bank_a" / "outbox").iterdir()
+        path.unlink()
+        for again in (session, bank.session(ledger)):
+            bank.last = again
+            with pytest.raises((DamagedFileError, FolderInUseError)):
+                again.upload(bank.round())
+        assert (len(bank.trained), len(ledger.events())) == (1, 1)
+
+
+def test_a_disk_that_was_full_costs_one_charge_and_the_next_try_sends(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space")
+
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        with monkeypatch.context() as patch:
+            patch.setattr(session._outbox, "put", full)
+            with pytest.raises(OSError, match="no space"):
+                session.upload(bank.round())
+        assert session.upload(bank.round())
+        assert (len(bank.trained), len(ledger.events())) == (2, 2)
+
+
+def test_the_stored_upload_of_another_client_is_not_sent(bank: Bank) -> None:
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        session.upload(bank.round())
+        (path,) = (bank.directory / "bank_a" / "outbox").iterdir()
+        layout = bank.agreement.layout
+        update = Update(sender="bank_b", round=0, vector=PlainVector(layout=layout, values=np.zeros(layout.size)))
+        protected = protect(update, bank.round(), round_key=round_key(bank.keys, bank.round()))
+        path.write_bytes(encode_upload(bank.round(), bank.identities[1], protected.update))
+        with pytest.raises(DamagedFileError, match="is not what was written; nothing was sent"):
+            session.upload(bank.round())
+
+
+def test_a_ledger_whose_head_does_not_fit_into_a_message_is_refused_before_anything_is_charged(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privfed.session.MAX_STATEMENT_BYTES", 4096)
+    with bank.ledger() as ledger:
+        with pytest.raises(LedgerError, match="than one message shows; nothing was charged"):
+            bank.session(ledger).upload(bank.round())
+        assert not bank.trained
+        assert not ledger.events()
+
+
+def test_a_round_that_is_not_later_than_all_in_the_model_is_refused(bank: Bank) -> None:
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        open_round(session, bank)
+        for number in (0,):
+            context = RoundContext(agreement=bank.agreement, round=number, history=b"h" * 32)
+            for ask in (session.setup, session.upload, lambda context: session.approve(context, b"")):
+                with pytest.raises(HistoryMismatchError):
+                    ask(context)
+        assert not ledger.events()
+
+
+def test_a_client_that_opened_another_round_approves_nothing(bank: Bank) -> None:
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        session.upload(bank.round(1))
+        open_round(session, bank)
+        with pytest.raises(HistoryMismatchError):
+            session.approve(bank.round(1), b"")
+
+
+def test_an_aggregate_of_another_layout_does_not_enter_the_model(bank: Bank) -> None:
+    layout = Layout(names=("one",), shapes=((1,),))
+    aggregate = Aggregate(round=0, vector=PlainVector(layout=layout, values=[1.0]), coefficients={"bank_a": 1, "bank_b": 1, "bank_c": 1})
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        with pytest.raises(LayoutMismatchError):
+            session.apply(aggregate, digest=b"h" * 32)
+        assert np.array_equal(session.state.values.values, bank.start.values)
+
+
+def test_a_session_that_let_its_folder_go_does_nothing_more(bank: Bank) -> None:
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        session.close()
+        for do in (
+            lambda: session.setup(bank.round()),
+            lambda: session.upload(bank.round()),
+            lambda: session.approve(bank.round(), b""),
+            lambda: session.apply(step(bank), digest=b"h" * 32),
+            lambda: Participant(session).open(bank.round(), b""),
+        ):
+            with pytest.raises(FolderInUseError, match="is not held here any more"):
+                do()
+        assert not ledger.events()
+
+
+def test_a_statement_that_this_client_never_made_is_refused_before_the_model_changes(bank: Bank) -> None:
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        own = upload_statement(session.upload(bank.round()), bank.round())
+        session.check_heads(bank.round(), SignedHeads(statements={"bank_a": own}, countersignatures={}))
+        session.check_heads(bank.round(), SignedHeads(statements={}, countersignatures={}))
+        for other in (b"", own[:-1], own + b"x", bytes(len(own))):
+            with pytest.raises(TamperedAggregateError):
+                session.check_heads(bank.round(), SignedHeads(statements={"bank_a": other}, countersignatures={}))
+
+
+def test_a_key_chain_of_another_session_is_refused_and_not_moved_on(bank: Bank) -> None:
+    people = [new_party(name) for name in ("bank_a", "bank_b", "bank_c")]
+    roster = PinnedRoster(server=Identity.generate("hub").public, members=tuple(party.public for party in people))
+    chain = KeyChain.generate(roster)
+    with bank.ledger() as ledger:
+        open_round(bank.session(ledger), bank)
+        with pytest.raises(AgreementMismatchError, match="has another shared key than the agreement names for it"):
+            bank.session(ledger, keys=chain)
+    assert chain.facts.next_round == 0

@@ -29,14 +29,12 @@ _MOST_LINKS: Final = 1_000_000
 _TAG: Final = b"privfed ledger head v1"
 _COUNTERSIGN_TAG: Final = b"privfed ledger head countersigned v1"
 
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS heads (
+_COLUMNS: Final = """
     owner TEXT NOT NULL,
     population TEXT NOT NULL,
     rows INTEGER NOT NULL,
     head BLOB NOT NULL,
     PRIMARY KEY (owner, population)
-)
 """
 
 
@@ -145,7 +143,7 @@ class HeadMemory:
     """
 
     def __init__(self, path: Path) -> None:
-        self._table = Table(path, schema=_SCHEMA)
+        self._table = Table(path, name="heads", columns=_COLUMNS)
 
     def known_rows(self, owner: str, population: str) -> int | None:
         """How many rows the ledger had when it was last shown; None if it never was."""
@@ -156,7 +154,7 @@ class HeadMemory:
     def countersign(self, data: bytes, *, owner: Party, population: str, context: bytes, signer: Signer) -> bytes:
         """Checks that a ledger extends what was last seen of it, remembers its head, and signs it.
 
-        The head is remembered before it is signed. The same statement again gets the same answer.
+        The head is remembered before it is signed. The same statement again gets the same answer, as long as no later one was shown.
 
         Args:
             data: What the owner's `state_head` returned.
@@ -210,6 +208,31 @@ def remembered_head(path: Path, *, population: str) -> bytes:
     return found[0][0]
 
 
+def check_stated(ledger: Ledger, statement: bytes, *, owner: Party, context: bytes) -> HeadStatement:
+    """Refuses to go on with a ledger that does not extend what its own owner stated of it.
+
+    Args:
+        ledger: The owner's.
+        statement: What `state_head` returned.
+        owner: The owner's public identity.
+        context: What the statement was for, 32 bytes.
+
+    Raises:
+        InvalidMessageError: As `read_statement`.
+        LedgerTamperedError: If the ledger does not extend what its owner stated.
+        LedgerError: If the statement is about another population.
+    """
+    stated = read_statement(statement, owner=owner, context=context)
+    if stated.population != ledger.population:
+        raise LedgerError("the statement is about another ledger; nothing was recorded")
+    if stated.rows > len(ledger.rows()) or stated.head != ledger.head_of(stated.rows):
+        raise LedgerTamperedError(
+            f"the ledger for {ledger.population!r} does not extend the one that its owner showed in an earlier round, of {stated.rows} "
+            "rows; nothing was recorded; it was set back or replaced: put back the newest copy, or treat its budget as used up"
+        )
+    return stated
+
+
 def record(ledger: Ledger, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, owner: Party, context: bytes) -> None:
     """Keeps the peers' countersignatures in the ledger, for auditors, and to know what each peer has seen.
 
@@ -227,14 +250,7 @@ def record(ledger: Ledger, statement: bytes, answers: Sequence[tuple[Party, byte
         LedgerTamperedError: If the ledger does not extend what its owner stated; nothing was recorded.
         LedgerError: If the statement is about another population, or writing failed.
     """
-    stated = read_statement(statement, owner=owner, context=context)
-    if stated.population != ledger.population:
-        raise LedgerError("the statement is about another ledger; nothing was recorded")
-    if stated.rows > len(ledger.rows()) or stated.head != ledger.head_of(stated.rows):
-        raise LedgerTamperedError(
-            f"the ledger for {ledger.population!r} does not extend the one that its owner showed in an earlier round, of {stated.rows} "
-            "rows; nothing was recorded; it was set back or replaced: put back the newest copy, or treat its budget as used up"
-        )
+    stated = check_stated(ledger, statement, owner=owner, context=context)
     signatures = {peer.name: signature for peer, signature in answers if _signed(peer, stated.countersigned, signature)}
     if signatures:
         ledger.record_countersignatures(rows=stated.rows, context=context, signatures=signatures)

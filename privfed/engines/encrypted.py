@@ -100,6 +100,7 @@ class EncryptedRounds:
         answering = {name: client for name, client in self.participants.items() if silent.get(name) is not Stage.SETUP}
         behind = [name for name, client in answering.items() if not self._catch_up(client)]
         context = self.context(number)
+        check_same_model([participant.session for participant in self.participants.values()])
         record = run_round(
             server=self._server(context, selected),
             clients={name: client for name, client in self.participants.items() if name not in behind},

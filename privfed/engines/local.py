@@ -253,8 +253,9 @@ class Simulation:
         summaries: list[RoundSummary] = []
         failed: list[FailedRound] = []
         seed: int | None = None
+        entries = [] if self._site is None else self._site.entries()
         try:
-            for entry in [] if self._site is None else self._site.entries():
+            for entry in entries:
                 if "held" in entry:
                     summary = RoundSummary.from_json(entry["held"])
                     self._encrypted.was_held(summary.record.round, entry["selected"], summary.record)
@@ -266,6 +267,11 @@ class Simulation:
                     seed = entry["selection"]
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise DamagedFileError("the log of the run is damaged; nothing was changed; put it back, or choose a new folder") from error
+        held = [summary.record.round for summary in summaries]
+        if sorted((*held, *(lost.round for lost in failed))) != list(range(len(held) + len(failed))) or held != sorted(held):
+            raise DamagedFileError("rounds are missing in the log of the run, or out of order; nothing was changed; put it back")
+        if entries and seed is None:
+            raise DamagedFileError("the log of the run lacks its beginning; nothing was changed; put it back, or choose a new folder")
         return summaries, failed, seed
 
     def _log(self, entry: Mapping[str, object]) -> None:

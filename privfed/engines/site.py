@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from privfed.agreement import SESSION_BYTES, Agreement, decode_agreement, encode_agreement
 from privfed.consortium import Consortium
 from privfed.errors import AgreementMismatchError, DamagedFileError
-from privfed.files import FolderLock, is_bookkeeping, make_folder, sweep
+from privfed.files import FolderLock, is_bookkeeping, make_folder, sweep, synchronise_folder
 from privfed.identity import Identity, Roster
 from privfed.spool import Spool
 from privfed.update import PlainVector
@@ -62,9 +62,11 @@ class Site:
         files = Spool(self.root)
         terms = self._terms() if files.has(_TERMS) else {}
         stored = decode_agreement(terms["agreement"]) if terms else None
+        if stored is not None and (missing := [name for name in names if not self.client(name).is_dir()]):
+            raise AgreementMismatchError(f"the folder holds a run without {missing}; nothing was changed; choose a new folder")
         for path in (self.spool, *(self.client(name) for name in names)):
             make_folder(path)
-        for folder in (self.root, self.server_identity_path.parent, *self.spool.iterdir(), *(self.client(name) for name in names)):
+        for folder in (self.root, self.server_identity_path.parent, *self.spool.iterdir()):
             sweep(folder)
         self.server = _identity(self.server_identity_path, SERVER_NAME, new=stored is None)
         self.clients = {name: _identity(self.client(name) / _IDENTITY, name, new=stored is None) for name in names}
@@ -120,19 +122,21 @@ class Site:
 
     def log(self, entry: Mapping[str, object]) -> None:
         """Appends an entry to the run's log, synchronised before this returns."""
-        descriptor = os.open(self.root / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(descriptor, (json.dumps(entry) + "\n").encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        path = self.root / _LOG
+        new = not path.exists()
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write((json.dumps(entry) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            synchronise_folder(self.root)
 
     def entries(self) -> list[dict[str, Any]]:
         """What was logged so far. A last line that a crash cut off was never acted upon; it is dropped."""
         path = self.root / _LOG
-        if not path.exists():
-            return []
-        data = path.read_bytes()
+        data = path.read_bytes() if path.exists() else b""
+        if not data and any(stored.is_file() for stored in self.spool.rglob("*")):
+            raise _damaged(path)
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             os.truncate(path, len(whole))
@@ -143,7 +147,7 @@ class Site:
 
 
 def _damaged(path: Path) -> DamagedFileError:
-    return DamagedFileError(f"{path.name} is damaged; nothing was changed; put it back as it was, or choose a new folder")
+    return DamagedFileError(f"{path.name} is missing or damaged; nothing was changed; put it back as it was, or choose a new folder")
 
 
 def _check_unused(root: Path) -> None:

@@ -126,6 +126,8 @@ class KeyChain(Secret):
     def save(self, path: Path) -> None:
         """Writes the key, mode 0600. It takes the place of no file but the one of an earlier epoch of the same session.
 
+        From here on rounds are erased in this file; in one that was written before, they are not: remove that one.
+
         Raises:
             KeyRefusedError: If the file holds a key of another session, of this epoch or of a later one; it stays as it is.
             PermissionError: If others than the owner may read the file that is there.
@@ -149,6 +151,10 @@ class KeyChain(Secret):
         """What people compare to see that they share the same chain. It stays the same from round to round. Public."""
         return self._facts.fingerprint
 
+    def belongs_to(self, session: bytes, roster_digest: bytes) -> bool:
+        """Whether it is the key of this session, 16 bytes, of the parties with this `Roster.digest`, 32 bytes."""
+        return (session, roster_digest) == (self._facts.session, self._parties_digest)
+
     def round_key(self, binding: RoundBinding) -> RoundKey:
         """The key of one attempt at one round. Nothing is erased by asking for it.
 
@@ -157,7 +163,7 @@ class KeyChain(Secret):
             KeyRefusedError: If the round belongs to another session, or to another roster.
             ValueError: If the round lies more than 100 000 rounds ahead.
         """
-        if binding.session != self._facts.session or binding.roster_digest != self._parties_digest:
+        if not self.belongs_to(binding.session, binding.roster_digest):
             raise KeyRefusedError(
                 f"the key is for another session or another roster than round {binding.round}; nothing was derived; take the session and "
                 "the roster that privfed keys show prints for this key"
@@ -177,18 +183,17 @@ class KeyChain(Secret):
             KeyRefusedError: If the file holds another key by now; nothing was erased.
             ValueError: If the round lies more than 100 000 rounds ahead.
         """
-        if number < self._facts.next_round:
-            return
+        target = max(number + 1, self._facts.next_round)
         if self._path is None:
-            self._facts, self._chain_key = _advanced(self._facts, self._chain_key, number + 1)
+            self._facts, self._chain_key = _advanced(self._facts, self._chain_key, target)
             return
         with files.locked(self._path):
             stored, chain_key = _read(self._path)
             if stored.fingerprint != self._facts.fingerprint:
                 raise KeyRefusedError(f"{self._path.name} holds another key by now; nothing was erased; open the file again")
-            # Another process of this client may have moved the file on, and it must never go back.
-            if number >= stored.next_round:
-                stored, chain_key = _advanced(stored, chain_key, number + 1)
+            # Another process of this client may have moved the file on, and it must never go back; and one that was put back goes on.
+            if target > stored.next_round:
+                stored, chain_key = _advanced(stored, chain_key, target)
                 files.replace(self._path, _packed(stored, chain_key))
         self._facts, self._chain_key = stored, chain_key
 

@@ -23,7 +23,7 @@ from privfed.table import Table
 from privfed.training.mechanism import TrainingMechanism
 from privfed.update import Aggregate, Layout, PlainVector
 
-_SCHEMA = "CREATE TABLE IF NOT EXISTS vectors (name TEXT PRIMARY KEY, round INTEGER, attempt INTEGER, data BLOB)"
+_COLUMNS = "name TEXT PRIMARY KEY, round INTEGER, attempt INTEGER, data BLOB"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -106,7 +106,7 @@ class ControlVariates:
         self._scaffold = scaffold
         self._layout = layout
         self._way = mechanism.steps * mechanism.learning_rate
-        self._table = None if path is None else Table(path, schema=_SCHEMA)
+        self._table = None if path is None else Table(path, name="vectors", columns=_COLUMNS)
         nothing = _Kept(values=np.zeros(layout.size))
         self._kept = {"common": nothing, "own": nothing, "sent": nothing}
         if self._table is not None:

@@ -16,7 +16,6 @@ from privfed.engines.dropouts import Dropouts
 from privfed.engines.local import Simulation, simulate
 from privfed.errors import (
     AgreementMismatchError,
-    AlreadyOpenedError,
     CohortError,
     HistoryMismatchError,
     ModelMismatchError,
@@ -25,6 +24,7 @@ from privfed.errors import (
 from privfed.he.secret import SharedKey
 from privfed.round import Participant, Stage
 from privfed.server import Server
+from privfed.update import PlainVector
 from privfed.wire import decode_abort
 
 Make = Callable[..., Consortium]
@@ -238,12 +238,34 @@ def test_clients_with_one_history_and_two_models_are_an_error_whoever_is_silent(
     parts = dict(np.load(path))
     np.savez(path, **(parts | {"values": parts["values"] + 1.0}))
     for absences in (None, Script(round_1={"bank_3": Stage.OPENING})):
-        with pytest.raises(ModelMismatchError, match="opened the same rounds as another client and holds another model"):
+        with pytest.raises(ModelMismatchError, match="'bank_0' and 'bank_1' opened the same rounds and hold different models"):
             simulate(non_private(count=4, keys=keys), model, rounds=2, directory=tmp_path, absences=absences)
-    assert json.loads((tmp_path / "rounds.jsonl").read_bytes().splitlines()[-1])["held"]["record"]["round"] == 0
+    assert len(list((tmp_path / "server" / "spool").iterdir())) == 1  # it is noticed before anybody trains
     path.write_bytes(whole)
-    with pytest.raises(AlreadyOpenedError):  # it has opened round 1, and its model says that it has not
-        simulate(non_private(count=4, keys=keys), model, rounds=2, directory=tmp_path)
+    history = simulate(non_private(count=4, keys=keys), model, rounds=2, directory=tmp_path)
+    assert [summary.record.round for summary in history.rounds] == [0, 1]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_one_weight_that_differs_is_noticed_before_a_round_and_after_it(
+    model: torch.nn.Module, non_private: Make, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    with Simulation(non_private(), model) as simulation:
+        simulation.run(rounds=1)
+        session = simulation.encrypted.participants["bank_2"].session
+
+        def change() -> None:
+            values = session.state.values.values.copy()
+            values[-1] += 2.0**-40
+            session._state = replace(session.state, values=PlainVector(layout=session.state.values.layout, values=values))
+
+        if moment == "before":
+            change()
+        else:
+            whole = session.apply
+            monkeypatch.setattr(session, "apply", lambda *arguments, **options: (whole(*arguments, **options), change()))
+        with pytest.raises(ModelMismatchError, match="'bank_0' and 'bank_2'"):
+            simulation.encrypted.hold(1, selected=simulation._names, silent={})
 
 
 def test_who_refused_and_what_was_sent_is_the_same_after_a_restart(

@@ -103,7 +103,7 @@ def test_a_damaged_file_of_a_run_is_refused_by_name_and_left_as_it_is(
     whole = path.read_bytes()
     path.write_bytes(DAMAGES[damage](whole))
     before = files(run)
-    if (name, damage) in {("rounds.jsonl", "emptied"), ("rounds.jsonl", "cut")}:
+    if (name, damage) == ("rounds.jsonl", "cut"):
         # A log that ends early is what a crash leaves: the round is gone through again, and everybody has opened it.
         history = simulate(non_private(keys=KEYS), model, rounds=2, directory=run)
         assert [summary.record.round for summary in history.rounds] == [0, 1]
@@ -162,3 +162,41 @@ def test_what_a_killed_process_left_unfinished_is_gone_after_a_restart(model: to
         (place / ".unfinished-abc").write_bytes(b"half")
     simulate(non_private(keys=KEYS), model, rounds=2, directory=run)
     assert not list(run.rglob(".unfinished-*"))
+
+
+def test_a_run_whose_shared_key_is_another_one_is_refused(model: torch.nn.Module, non_private: Make, run: Path) -> None:
+    with pytest.raises(PrivFedError, match="another shared key"):
+        simulate(non_private(keys=SharedKey.generate()), model, rounds=2, directory=run)
+
+
+@pytest.mark.parametrize("change", ["lost", "emptied", "no beginning", "twice", "out of order", "gap"])
+def test_a_log_that_lacks_rounds_is_refused(model: torch.nn.Module, non_private: Make, run: Path, change: str) -> None:
+    simulate(non_private(keys=KEYS), model, rounds=3, directory=run)
+    path = run / "rounds.jsonl"
+    first, *rounds = path.read_bytes().splitlines(keepends=True)
+    path.unlink()
+    changed = {
+        "emptied": [],
+        "no beginning": rounds,
+        "twice": [first, *rounds, rounds[-1]],
+        "out of order": [first, *rounds[::-1]],
+        "gap": [first, rounds[0], rounds[2]],
+    }
+    if change in changed:
+        path.write_bytes(b"".join(changed[change]))
+    with pytest.raises(DamagedFileError):
+        simulate(non_private(keys=KEYS), model, rounds=4, directory=run)
+
+
+def test_a_client_that_is_missing_in_the_folder_is_refused_and_not_made(model: torch.nn.Module, non_private: Make, run: Path) -> None:
+    before = sorted(run.rglob("*"))
+    with pytest.raises(PrivFedError, match=r"the folder holds a run without \['bank_3'\]; nothing was changed"):
+        simulate(non_private(keys=KEYS, count=4), model, rounds=2, directory=run)
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_simulation_that_has_ended_holds_no_more_rounds(model: torch.nn.Module, non_private: Make) -> None:
+    with Simulation(non_private(), model) as simulation:
+        simulation.run(rounds=1)
+    with pytest.raises((FolderInUseError, FileNotFoundError)):
+        simulation.run(rounds=2)
