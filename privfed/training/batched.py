@@ -16,7 +16,7 @@ from privfed.data.samples import Samples
 from privfed.errors import LayoutMismatchError, UnsupportedModelError
 from privfed.training.loss import PerSampleLoss, check_loss
 from privfed.training.mechanism import NonPrivate, TrainingResult
-from privfed.training.model import check_model, layout_of, trainable_parameters
+from privfed.training.model import check_columns, check_model, layout_of, trainable_parameters
 from privfed.training.sgd import _batches
 from privfed.update import PlainVector
 
@@ -56,6 +56,7 @@ def train_together(
     if start.layout != layout:
         raise LayoutMismatchError("the weights do not have the layout of the model; nothing was trained")
     labels = np.concatenate([samples.labels for samples in clients])
+    check_columns(module, clients[0].columns)
     check_loss(module, loss, inputs=clients[0].features.shape[1], labels=labels)
     features, targets = torch.from_numpy(np.concatenate([samples.features for samples in clients])), torch.from_numpy(labels)
     places, counted = _plan(clients, mechanism=mechanism, round=round)

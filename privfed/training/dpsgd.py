@@ -10,7 +10,7 @@ norm of each record's gradient on: clipping, the sum (but for that of `compiled`
 * The noised sum is a multiple of 2^-20 * max_grad_norm: it has no low bits that could tell sums apart.
 * It is divided by the declared `expected_batch_size`, never by the size of the batch or of the table.
 * Exactly `steps` noised steps are done; an empty batch is a step of pure noise.
-* Only trainable parameters of the unwrapped model are released.
+* Only trainable parameters of the unwrapped model are released, and only if nothing else in it changed.
 
 As the gradients are float32, the other records of a batch can move the last bits of a record's gradient.
 """
@@ -33,10 +33,12 @@ from privfed.errors import LayoutMismatchError, UnsupportedDataError, Unsupporte
 from privfed.training.bookkeeping import BookKeeping, ReluNetworkBookKeeping, linear_layers, relu_network
 from privfed.training.compiled import CompiledBookKeeping, CompiledSum, check_compiled
 from privfed.training.gradients import ClippedGradients, clip_factors, zero_broken
-from privfed.training.loss import PerSampleLoss, check_loss, perturbed_copy, synthetic_records
+from privfed.training.loss import PerSampleLoss, check_loss
 from privfed.training.mechanism import GRID_FRACTION, DpSgd, NonPrivate, TrainingMechanism, TrainingResult
-from privfed.training.model import check_model, join_parameters, layout_of, load_values, trainable_parameters, values_of
+from privfed.training.memory import check_unchanged, state_of
+from privfed.training.model import check_columns, check_model, join_parameters, layout_of, load_values, trainable_parameters, values_of
 from privfed.training.objective import Correction, add_correction, flat
+from privfed.training.probe import perturbed_copy, synthetic_records
 from privfed.training.randomness import OperatingSystemRandomness, Randomness
 from privfed.training.sgd import descend
 from privfed.update import PlainVector
@@ -179,7 +181,8 @@ def check(
     Raises:
         TypeError: If the mechanism is of an unknown kind.
         LayoutMismatchError: If the start has another layout than the module.
-        UnsupportedModelError: See `check_model` and `check_loss`; also if training would not get the right gradient for each record.
+        UnsupportedModelError: See `check_model`, `check_columns` and `check_loss`; also if training would not get the right gradient for
+            each record.
         UnsupportedDataError: If there are more records than the mechanism's `record_limit`, a customer has more than its
             `records_per_customer`, or the loss does not take a label.
         ValueError: As `check_compiled`.
@@ -199,6 +202,7 @@ def check(
     if compiled is not None:
         check_compiled(compiled, layout=start.layout, loss=loss, mechanism=mechanism)
     inputs = samples.features.shape[1]
+    check_columns(module, samples.columns)
     check_loss(module, loss, inputs=inputs, labels=samples.labels)
     if isinstance(mechanism, DpSgd):
         _check_gradients(module, loss, mechanism=mechanism, inputs=inputs, compiled=compiled)
@@ -232,13 +236,15 @@ def train(
         round: Number of the round, from 0. Public. Only `NonPrivate` orders its records by it.
 
     Raises:
-        PrivFedError: Whatever `check` refuses, before any record is touched.
+        PrivFedError: Whatever `check` refuses, before any record is touched; or as `check_unchanged`, after.
         ValueError: If the weights became infinite or NaN, or the correction has the wrong shape. What was charged stays charged.
     """
     check(module, start, samples, mechanism=mechanism, loss=loss, compiled=compiled)
     model = copy.deepcopy(module).train()
     load_values(model, start)
     loaded = values_of(model)
+    trained = list(trainable_parameters(model).values())
+    before = state_of(model=model, loss=loss, without=trained)
     features, labels = _borrow(samples.features), _borrow(samples.labels)
     zeroed_gradients, private_randomness = 0, False
     if isinstance(mechanism, DpSgd):
@@ -249,7 +255,8 @@ def train(
         )
     else:
         descend(model, features, labels, mechanism=mechanism, loss=loss, correction=correction, round=round)
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in trainable_parameters(model).values()):
+    check_unchanged(before, model=model, loss=loss, without=trained)
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in trained):
         raise ValueError("expected a learning_rate at which the weights stay finite; they did not, and no update was made")
     update = PlainVector(layout=loaded.layout, values=values_of(model).values - loaded.values)
     return TrainingResult(

@@ -1,6 +1,5 @@
 """Losses, one number per record. The library reduces them itself, because a mean over the batch would tie records together."""
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from privfed.errors import UnsupportedDataError, UnsupportedModelError
-from privfed.training.model import trainable_parameters
+from privfed.training.memory import check_memory
+from privfed.training.probe import perturbed_copy, synthetic_records
 
-# Uneven on purpose: with as many ones as zeros in each half, a loss weighted by class frequency would look independent.
-_SYNTHETIC_LABELS = (0, 1, 0, 0, 1, 0)
 # Rounding differs between a batch and a single record by some 1e-6; a loss that mixes six records differs by whole shares.
 _TOLERANCE = 1e-3
 
@@ -163,21 +161,6 @@ def _check_labels(labels: torch.Tensor, *, classes: int) -> None:
         raise UnsupportedDataError(f"expected labels from 0 to {classes - 1}, got another one; nothing was trained")
 
 
-def synthetic_records(inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A few made-up records, features of shape (records, inputs) and labels: what checks run on instead of private data."""
-    records = len(_SYNTHETIC_LABELS)
-    return torch.arange(records * inputs, dtype=torch.float32).cos().view(records, inputs), torch.tensor(_SYNTHETIC_LABELS)
-
-
-def perturbed_copy(module: nn.Module) -> nn.Module:
-    """A copy in training mode with slightly moved weights, because a module of zeros would hide what it does to records."""
-    model = copy.deepcopy(module).train()
-    with torch.no_grad():
-        for parameter in trainable_parameters(model).values():
-            parameter.add_(torch.arange(parameter.numel(), dtype=torch.float32).cos().view_as(parameter), alpha=0.05)
-    return model
-
-
 def check_loss(module: nn.Module, loss: PerSampleLoss, *, inputs: int, labels: NDArray[np.int64]) -> None:
     """Refuses a loss, or a model under it, that is not one number per record from that record alone.
 
@@ -191,7 +174,7 @@ def check_loss(module: nn.Module, loss: PerSampleLoss, *, inputs: int, labels: N
 
     Raises:
         UnsupportedModelError: If model or loss fail on made-up records, return another shape than (batch,), draw from torch's
-            generator, or give a record another loss when it stands alone.
+            generator, or give a record another loss when it stands alone; or as `check_memory`.
         UnsupportedDataError: If the loss does not take a label.
     """
     model = perturbed_copy(module)
@@ -214,6 +197,7 @@ def check_loss(module: nn.Module, loss: PerSampleLoss, *, inputs: int, labels: N
         raise UnsupportedModelError(
             f"expected one loss per record, of shape (batch,), got {tuple(losses.shape)}; use reduction='none'; nothing was trained"
         )
+    check_memory(module, loss, inputs=inputs)
     if not torch.allclose(losses, torch.cat(alone), rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
         raise UnsupportedModelError(
             "the loss of a record depends on the other records of its batch, so clipping would not bound what one record does; "

@@ -1,6 +1,7 @@
 """Models: what may be trained, and how their weights become a flat vector and back."""
 
 import copy
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -108,7 +109,8 @@ def check_model(module: nn.Module) -> None:
     """Refuses a model that would release more than noised parameters, or whose records would not be independent.
 
     Frozen parameters (`requires_grad=False`) are allowed: they are the client's copy of something public, they are not trained,
-    and they are not in the layout.
+    and they are not in the layout. That nothing in a frozen parameter or elsewhere changes while records go through is for
+    `privfed.training.memory.check_memory` to find, which runs the model.
 
     Raises:
         UnsupportedModelError: If a layer is of a kind that mixes records or has no gradient per record, or there is a buffer, a
@@ -140,6 +142,27 @@ def check_model(module: nn.Module) -> None:
             )
         storages.add(storage)
     layout_of(module)
+
+
+def check_columns(module: nn.Module, columns: Sequence[str]) -> None:
+    """Refuses a model that begins with a linear layer of another width than the data. Others are found out by running them.
+
+    Args:
+        module: The model.
+        columns: Names of the feature columns. Public.
+
+    Raises:
+        UnsupportedModelError: If the widths differ; the message names both, and the columns.
+    """
+    first = module
+    while isinstance(first, nn.Sequential) and len(first):
+        first = first[0]
+    if isinstance(first, nn.Linear) and first.in_features != len(columns):
+        raise UnsupportedModelError(
+            f"the model takes {first.in_features} columns, and the data have {len(columns)}: {', '.join(columns[:20])}"
+            f"{', ...' if len(columns) > 20 else ''}; make a model for {len(columns)}, as mlp(inputs={len(columns)}) does, or take other "
+            "columns; nothing was trained"
+        )
 
 
 def scores(module: nn.Module, vector: PlainVector, features: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -13,8 +13,9 @@ from privfed.training import gradients as gradients_module
 from privfed.training.bookkeeping import BookKeeping, ReluNetworkBookKeeping, linear_layers, relu_network
 from privfed.training.dpsgd import _clipped_gradients, _HookedGradients
 from privfed.training.gradients import ClippedGradients, clip_factors, zero_broken
-from privfed.training.loss import PerSampleLoss, binary_cross_entropy, cross_entropy, synthetic_records
+from privfed.training.loss import PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.model import mlp, trainable_parameters
+from privfed.training.probe import synthetic_records
 
 torch.set_num_threads(1)
 FLOAT32_MAX = torch.finfo(torch.float32).max

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from privfed.errors import LayoutMismatchError, UnsupportedModelError
-from privfed.training.model import check_model, join_parameters, layout_of, load_values, mlp, scores, trainable_parameters, values_of
+from privfed.training.model import (
+    check_columns,
+    check_model,
+    join_parameters,
+    layout_of,
+    load_values,
+    mlp,
+    scores,
+    trainable_parameters,
+    values_of,
+)
 from privfed.update import Layout, PlainVector
 
 torch.set_num_threads(1)
@@ -88,6 +98,25 @@ def test_a_model_that_could_leak_or_mix_records_is_refused_with_the_name_of_the_
 )
 def test_ordinary_models_are_accepted(module: nn.Module) -> None:
     check_model(module)
+
+
+@pytest.mark.parametrize("module", [mlp(9), nn.Sequential(nn.Sequential(nn.Linear(9, 3), nn.ReLU()), nn.Linear(3, 1)), nn.Linear(9, 1)])
+def test_a_model_of_another_width_than_the_data_is_refused_with_both_numbers_and_the_columns(module: nn.Module) -> None:
+    columns = ("hour", "amount", "old", "new", "kind")
+    with pytest.raises(UnsupportedModelError) as refusal:
+        check_columns(module, columns)
+    assert str(refusal.value) == (
+        "the model takes 9 columns, and the data have 5: hour, amount, old, new, kind; make a model for 5, as mlp(inputs=5) does, or take "
+        "other columns; nothing was trained"
+    )
+    check_columns(module, [*columns, "a", "b", "c", "d"])
+    with pytest.raises(UnsupportedModelError, match=r"have 30: 0, 1, .* 19, \.\.\.; make"):
+        check_columns(module, [str(number) for number in range(30)])
+
+
+@pytest.mark.parametrize("module", [nn.Conv1d(9, 1, 1), nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Linear(9, 1)), nn.Sequential()])
+def test_the_width_of_a_model_that_begins_with_something_else_is_not_guessed(module: nn.Module) -> None:
+    check_columns(module, ("hour", "amount", "old", "new", "kind"))
 
 
 def test_mlp_has_the_asked_widths() -> None:

@@ -1,0 +1,26 @@
+"""Made-up records, and a moved copy of a model: what checks run on instead of private data and the client's own model."""
+
+import copy
+
+import torch
+from torch import nn
+
+from privfed.training.model import trainable_parameters
+
+# Uneven on purpose: with as many ones as zeros in each half, a loss weighted by class frequency would look independent.
+_SYNTHETIC_LABELS = (0, 1, 0, 0, 1, 0)
+
+
+def synthetic_records(inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A few made-up records, features of shape (records, inputs) and labels: what checks run on instead of private data."""
+    records = len(_SYNTHETIC_LABELS)
+    return torch.arange(records * inputs, dtype=torch.float32).cos().view(records, inputs), torch.tensor(_SYNTHETIC_LABELS)
+
+
+def perturbed_copy(module: nn.Module) -> nn.Module:
+    """A copy in training mode with slightly moved weights, because a module of zeros would hide what it does to records."""
+    model = copy.deepcopy(module).train()
+    with torch.no_grad():
+        for parameter in trainable_parameters(model).values():
+            parameter.add_(torch.arange(parameter.numel(), dtype=torch.float32).cos().view_as(parameter), alpha=0.05)
+    return model
