@@ -1,3 +1,4 @@
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -5,7 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opacus import GradSampleModule
 from torch import nn
+from torch.nn import functional
 
 from privfed.client import Client, Trainer
 from privfed.data.samples import Samples
@@ -15,7 +20,7 @@ from privfed.errors import UnsupportedModelError
 from privfed.he.params import CkksParams
 from privfed.training import dpsgd
 from privfed.training.bookkeeping import ReluNetworkBookKeeping
-from privfed.training.compiled import CompiledBookKeeping, CompiledSum, compile_sum
+from privfed.training.compiled import CompiledBookKeeping, CompiledSum, _Traced, compile_sum
 from privfed.training.dpsgd import _HookedGradients, check, train
 from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate
@@ -141,8 +146,8 @@ def test_training_with_a_compiled_sum_is_training_but_for_rounding_and_the_wider
         ).update_values.values
 
     ours, _, _ = sums(compiled)
-    # Twice 128 records, each off by blocks of 64, sums over at most 5 + 16 numbers and a few operations more.
-    assert 2 * 128 * (64 + (5 + 16) / 2) * 2**-24 < ours.rounding < 2 * 128 * (64 + (5 + 16) / 2 + 10) * 2**-24
+    # Twice 128 records, each off by blocks of 64 and a few operations more.
+    assert 2 * 128 * 64 * 2**-24 < ours.rounding < 2 * 128 * (64 + 5) * 2**-24
     same = update(None, 1.0 + ours.rounding)
     # Three steps, each a grid step and a rounding of weights below 1; the sum itself is known to 1e-6 * 100 * 0.5.
     tolerance = 3 * 0.1 / 100 * (0.5 * 2**-20 + 5e-5) + 3 * 2**-24
@@ -159,6 +164,132 @@ def test_the_rounding_of_the_compiled_sum_is_within_what_the_noise_is_widened_by
         features = torch.randn(1, 5, generator=generator) + 1e-3 * torch.randn(CAPACITY, 5, generator=generator)
         moved = float((ours.sum(features, label).values - theirs.sum(features, label).values).norm())
         assert moved <= ours.rounding / 2 * MECHANISM.max_grad_norm
+
+
+# ---------------------------------------------------------------- gradients beyond what float32 can square
+
+
+def stretched(inputs: float, weights: float, *, derivatives: float = 1.0) -> nn.Module:
+    """A network whose features may be `inputs` large: its first weights are so much smaller, and later ones bend the derivatives."""
+    module = model()
+    with torch.no_grad():
+        for layer, factor in ((module[0], weights / inputs), (module[2], derivatives), (module[4], 1.0 / weights / derivatives)):
+            layer.weight *= factor
+            layer.bias *= 0.0
+    return module
+
+
+def clipped_by_opacus(module: nn.Module, features: torch.Tensor, labels: torch.Tensor, *, scale: float, bound: float) -> torch.Tensor:
+    """Each record's clipped gradient by Opacus' hooks, the model and everything else in float64, of shape (records, size)."""
+    precise = GradSampleModule(copy.deepcopy(module).double(), loss_reduction="sum")
+    (scale * functional.cross_entropy(precise(features.double()), labels, reduction="sum")).backward()
+    rows = torch.cat([parameter.grad_sample.flatten(start_dim=1) for parameter in precise.parameters()], dim=1)
+    # Scaled before it is squared, so that the oracle itself is safe.
+    largest = rows.abs().amax(dim=1, keepdim=True).clamp(min=1e-300)
+    norms = largest[:, 0] * (rows / largest).norm(dim=1)
+    return rows * (bound / norms.clamp(min=bound))[:, None]
+
+
+class ScaledLoss:
+    """A loss whose gradients are as small or as large as wanted."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.scale * functional.cross_entropy(outputs, labels, reduction="none")
+
+
+EXTREMES = [
+    # Size of the features, of the loss, and the bound.
+    (1.0, 1e-25, 0.5), (1.0, 1e-25, 1e-9), (1.0, 1e25, 0.5), (1e25, 1.0, 0.5), (1e-25, 1.0, 0.5), (1e12, 1e-25, 1e-9), (1e18, 1e-24, 1e-9),
+    (1e18, 1e-23, 1e-7), (1e25, 1e-25, 1e-3), (1e-25, 1e25, 0.5), (1e30, 1e-30, 1e-9), (1e37, 1e-37, 1e-9), (1e-37, 1e37, 0.5),
+    (1e18, 1e18, 0.5), (1e19, 1e19, 1e-9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("inputs", "scale", "bound"), EXTREMES)
+def test_tiny_and_huge_gradients_are_clipped_as_opacus_clips_them_in_float64(
+    inputs: float, scale: float, bound: float, traced: pytest.MonkeyPatch
+) -> None:
+    module = stretched(inputs, 1.0)
+    loss = ScaledLoss(scale)
+    compiled = compile_sum(module, mechanism=replace(MECHANISM, max_grad_norm=bound), loss=loss, inputs=5)
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    ours = CompiledBookKeeping(module, layers=layers, parameters=list(module.parameters()), compiled=compiled)
+    features, labels = records(40, scale=inputs)
+    rows = clipped_by_opacus(module, features, labels, scale=scale, bound=bound)
+    norms = rows.norm(dim=1)
+    assert float(norms.max()) > 0
+    clipped = ours.sum(features, labels)
+    assert clipped.zeroed == 0
+    # The model itself runs in float32: a gradient is off by some 1e-5 of itself, and what it does to the loss by as much.
+    assert float((clipped.values - rows.sum(dim=0)).norm()) <= 1e-4 * float(norms.sum())
+    for record in range(8):
+        alone = ours.sum(features[record : record + 1], labels[record : record + 1])
+        size = float(alone.values.norm())
+        assert size <= bound * (1 + ours.rounding)
+        assert abs(size - float(norms[record])) <= 1e-4 * float(norms[record])
+
+
+@pytest.mark.parametrize("derivatives", [1e-20, 1e-12, 1e12])
+def test_the_bound_holds_in_the_compiled_function_where_squares_of_float32_underflow(compiled: CompiledSum, derivatives: float) -> None:
+    """Inputs of 1e18 meet derivatives of 1e-20: the gradient is of size 1e-2, the square of the derivative is 0 in float32."""
+    module = stretched(1e17, 1.0, derivatives=derivatives)
+    parameters = [parameter.detach() for parameter in module.parameters()]
+    features, labels = records(CAPACITY, scale=1e17)
+    expected = clipped_by_opacus(module, features, labels, scale=1.0, bound=MECHANISM.max_grad_norm)
+    result, norms, largest = compiled.function(features, labels, torch.ones(CAPACITY), *parameters)
+    assert norms.dtype == torch.float64
+    assert float(largest) == float(features.abs().max())
+    assert float((result - expected.sum(dim=0)).norm()) <= 1e-4 * float(expected.norm(dim=1).sum())
+
+
+@settings(max_examples=60, deadline=None)
+@given(inputs=st.floats(-37, 37), scale=st.floats(-37, 37), first=st.floats(-18, 18), bound=st.floats(-11, 11), seed=st.integers(0, 2**20))
+def test_no_record_moves_the_compiled_sum_by_more_than_the_bound_whatever_its_size(
+    inputs: float, scale: float, first: float, bound: float, seed: int
+) -> None:
+    """The traced function on numbers of any size: one more record, whatever its gradient, moves the sum by at most the bound."""
+    generator = torch.Generator().manual_seed(seed)
+    module = model()
+    with torch.no_grad():
+        module[0].weight *= 10.0**first
+        module[2].weight *= 10.0**-first
+    features, labels = (10.0**inputs * torch.randn(30, 5, generator=generator)).clamp(-3e38, 3e38), torch.randint(0, 2, (30,))
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    parameters = list(module.parameters())
+    traced = _Traced(module, layers=layers, parameters=parameters, loss=ScaledLoss(10.0**scale), max_grad_norm=10.0**bound)
+    compiled = CompiledSum(
+        layout=layout_of(module), loss=ScaledLoss(10.0**scale), max_grad_norm=10.0**bound, capacity=CAPACITY, function=traced.clipped_sum
+    )
+    ours = CompiledBookKeeping(module, layers=layers, parameters=parameters, compiled=compiled)
+    rows = [ours.sum(features[record : record + 1], labels[record : record + 1]).values for record in range(30)]
+    assert max(float(row.norm()) for row in rows) <= 10.0**bound * (1 + ours.rounding / CAPACITY)
+    for record in (0, 7):
+        others = [number for number in range(30) if number != record]
+        moved = float((ours.sum(features, labels).values - ours.sum(features[others], labels[others]).values).norm())
+        assert moved <= 10.0**bound * (1 + ours.rounding)
+
+
+def test_what_float32_would_lose_digits_of_goes_through_book_keeping_bit_for_bit(traced: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    book_keeping = ReluNetworkBookKeeping._add
+    traced.setattr(ReluNetworkBookKeeping, "_add", lambda self, *arguments: taken.append(1) or book_keeping(self, *arguments))
+    compiled = compile_sum(model(), mechanism=MECHANISM, loss=cross_entropy, inputs=5)
+    ours, theirs, _ = sums(compiled)
+    for inputs, slow in ((1e15, 0), (1e17, 0), (1e20, 1), (1e25, 1)):
+        taken.clear()
+        clipped = ours.sum(*records(20, scale=inputs))
+        assert len(taken) == slow
+        expected = theirs.sum(*records(20, scale=inputs))
+        assert float((clipped.values - expected.values).norm()) <= (0.0 if slow else 1e-6) * float(expected.values.norm())
+
+
+@pytest.mark.parametrize("bound", [2.0**-41, 2.0**41])
+def test_a_bound_that_float32_cannot_scale_to_is_not_compiled(bound: float) -> None:
+    with pytest.raises(ValueError, match="max_grad_norm from 2"):
+        compile_sum(model(), mechanism=replace(MECHANISM, max_grad_norm=bound), loss=cross_entropy, inputs=5)
 
 
 # ---------------------------------------------------------------- refusals
