@@ -1,5 +1,6 @@
 """How groups of records are dealt to clients and moved between them; `partition` says what is promised."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -96,10 +97,12 @@ class Deck:
         *,
         weights: NDArray[np.int64],
         minimum: int,
-        guard: str,
         movable: NDArray[np.bool_],
     ) -> NDArray[np.int64]:
-        """Owners after each client below the minimum was given groups of those that have most, smallest groups first."""
+        """Owners after each client below the minimum was given groups of those that have most, smallest groups first.
+
+        A client stays below it where the others have no whole group to spare.
+        """
         owners = owners.copy()
         totals = np.bincount(owners, weights=weights, minlength=self.clients)
         for client in np.flatnonzero(totals < minimum):
@@ -114,12 +117,32 @@ class Deck:
                 totals = np.bincount(owners, weights=weights, minlength=self.clients)
                 if totals[client] >= minimum:
                     break
-            else:
-                raise UnsupportedDataError(
-                    f"client {client} would have fewer records than {guard}={minimum} asks, and the others have none to spare; "
-                    f"nothing was split; lower {guard}, use fewer clients, or take a larger alpha"
-                )
         return owners
+
+    def cover(self, owners: NDArray[np.int64], rng: np.random.Generator, *, min_positive: int, min_samples: int) -> NDArray[np.int64]:
+        """Owners after the guards were met from scratch, client by client, as far as possible; the rest stays where it was dealt.
+
+        Each client in turn takes groups with positive records until it has enough of these. Then each takes of what is left until it has
+        enough records: groups without a positive record first, and small ones. Nobody takes more than it has to, but for the last group.
+        """
+        shuffled = rng.permutation(len(self.sizes))
+        first = _taken(shuffled[self.positives[shuffled] > 0], self.positives, held=[0] * self.clients, minimum=min_positive)
+        groups = np.array(list(first), dtype=np.int64)
+        held = np.bincount(np.array(list(first.values()), dtype=np.int64), weights=self.sizes[groups], minlength=self.clients)
+        left = shuffled[~np.isin(shuffled, groups)]
+        left = left[np.lexsort((self.sizes[left], self.positives[left] > 0))]
+        covered = owners.copy()
+        for group, client in (first | _taken(left, self.sizes, held=held.tolist(), minimum=min_samples)).items():
+            covered[group] = client
+        return covered
+
+    def short(self, owners: NDArray[np.int64], *, min_positive: int, min_samples: int) -> tuple[int, str, int] | None:
+        """The first client below a guard, the guard and its number; None if there is no such client."""
+        for guard, weights, minimum in (("min_positive", self.positives, min_positive), ("min_samples", self.sizes, min_samples)):
+            below = np.flatnonzero(np.bincount(owners, weights=weights, minlength=self.clients) < minimum)
+            if below.size:
+                return int(below[0]), guard, minimum
+        return None
 
 
 def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
@@ -129,6 +152,18 @@ def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int
     largest = np.argsort(counts - exact, kind="stable")[: total - counts.sum()]
     counts[largest] += 1
     return counts
+
+
+def _taken(order: NDArray[np.int64], weights: NDArray[np.int64], *, held: Sequence[float], minimum: int) -> dict[int, int]:
+    """Which client takes which group, where each in turn takes the next ones until it has as much as the minimum."""
+    remaining = iter(order.tolist())
+    taken: dict[int, int] = {}
+    for client, before in enumerate(held):
+        has = before
+        while has < minimum and (group := next(remaining, None)) is not None:
+            taken[group] = client
+            has += int(weights[group])
+    return taken
 
 
 def _prefix(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -80,7 +80,13 @@ def dirichlet_partition(
     higher label); its other records come on top and show in the deviation.
 
     Where a client falls short of a guard, the shares are drawn anew up to 100 times; then groups are moved to it from the
-    clients that have most. Both condition the distribution, and the partition says how often they happened.
+    clients that have most; and where none of them has one to spare, the guards are met from scratch and the rest stays as it was dealt.
+    All of it conditions the distribution, and the partition says how often it happened.
+
+    The guards are met whenever single records can meet them: with K min_positive records of classes other than 0, and K times the larger
+    guard in all. Whether groups can meet them is a packing problem. With groups of at most m records they are met where there are
+    K (min_positive + m - 1) such records, and K times the larger of m min_positive and min_samples + m - 1 in all; with fewer,
+    the data may be refused although some deal would have met them.
 
     Args:
         samples: What to split.
@@ -93,7 +99,7 @@ def dirichlet_partition(
     Raises:
         ValueError: If clients < 1, alpha is not a positive finite number (or so extreme that no shares result),
             min_samples < 1 or min_positive < 0.
-        UnsupportedDataError: If the data have too few groups for the clients or the guards. Nothing was split.
+        UnsupportedDataError: If the data have fewer groups than clients, or no deal was found that meets the guards. Nothing was split.
 
     Example:
         >>> samples = Samples(features=np.zeros((100, 1)), labels=np.arange(100) % 2, groups=None, columns=("x",))
@@ -117,10 +123,19 @@ def dirichlet_partition(
             break
         redraws += 1
     dealt = deck.owners(deal)
-    owners = deck.move(dealt, rng, weights=deck.positives, minimum=min_positive, guard="min_positive", movable=deck.positives > 0)
+    owners = deck.move(dealt, rng, weights=deck.positives, minimum=min_positive, movable=deck.positives > 0)
     # Giving away a fraud could break the first guard, so with that guard on only groups without one move.
     movable = deck.positives == 0 if min_positive else deck.sizes > 0
-    owners = deck.move(owners, rng, weights=deck.sizes, minimum=min_samples, guard="min_samples", movable=movable)
+    owners = deck.move(owners, rng, weights=deck.sizes, minimum=min_samples, movable=movable)
+    if deck.short(owners, min_positive=min_positive, min_samples=min_samples) is not None:
+        owners = deck.cover(dealt, rng, min_positive=min_positive, min_samples=min_samples)
+    short = deck.short(owners, min_positive=min_positive, min_samples=min_samples)
+    if short is not None:
+        client, guard, minimum = short
+        raise UnsupportedDataError(
+            f"client {client} would have fewer records than {guard}={minimum} asks, and the others have no whole group of records to "
+            f"spare; nothing was split; lower {guard}, or use fewer clients"
+        )
     return _partition(deck, owners, shares, redraws=redraws, moved=int(deck.sizes[owners != dealt].sum()))
 
 

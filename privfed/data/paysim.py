@@ -4,6 +4,10 @@ PaySim (Lopez-Rojas et al., 2016) simulates mobile money. Its log is published o
 `PS_20174392719_1491204439457_log.csv`; this package contains no row of it. In PaySim a fraud is two rows, a TRANSFER to an
 account of the thief and a CASH_OUT of the same amount in the same hour. A model that trained on one leg recognises the other,
 so both carry one number in the column `group`, and every split and partition keeps a group whole.
+
+Nothing else is grouped. Names of accounts are not read, so a group is no customer: several transactions of one account, frauds in several
+transfers or hours, and a fraud whose second leg has another amount, are groups of their own. A promise about customers, as `DpSgd` makes
+with `records_per_customer`, needs groups that are customers: see `load_column`.
 """
 
 from collections.abc import Sequence
@@ -106,7 +110,14 @@ def load_paysim(path: Path | str) -> pd.DataFrame:
 
 
 def load_column(path: Path | str, column: str) -> NDArray[np.str_]:
-    """One more column of a file that `load_paysim` loads, as text: for `partition_by`, by the bank for example. Private data.
+    """One more column of a file that `load_paysim` loads, as text: a bank for `partition_by`, or customers. Private data.
+
+    A customer of one bank is whoever its records have in common, the sender for example. Then the groups are customers, in place of frauds,
+    and the legs of a fraud, which have different senders, may be torn apart:
+
+    `dataclasses.replace(samples, groups=np.unique(load_column(path, "nameOrig"), return_inverse=True)[1])`
+
+    That protects somebody as a sender. Whoever also receives is in groups of others, and is promised nothing about these records.
 
     Args:
         path: The file.
@@ -142,8 +153,8 @@ def typed_table(columns: dict[str, NDArray[np.generic]]) -> pd.DataFrame:
 def fraud_groups(step: NDArray[np.int32], amount: NDArray[np.float64], legs: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Number of the group of each row: the legs of one fraud share one, every other row has its own.
 
-    Legs of equal step and amount (to the cent) count as one fraud. Where several frauds of one hour hit the simulator's
-    limit per transaction they become one group, because nothing in the table tells them apart.
+    Legs of equal step and amount (to the cent) count as one fraud, whoever takes part in them. Where several frauds of one hour
+    hit the simulator's limit per transaction they become one group, because nothing in the table tells them apart.
 
     Args:
         step: Hour of each row, of shape (rows,).
@@ -177,7 +188,7 @@ def check_full_file(table: pd.DataFrame) -> None:
 
 
 def features(table: pd.DataFrame, feature_set: FeatureSet) -> Samples:
-    """Feature columns, labels (1 is a fraud) and groups of a table that `load_paysim` or the generator made.
+    """Feature columns, labels (1 is a fraud) and groups (the legs of a fraud) of a table that `load_paysim` or the generator made.
 
     Every feature is a fixed public function of its own row: the type 0 or 1, the hour from -1 to 1, and sums of money as log1p,
     mapped linearly from `MONEY_RANGE` to [-`MONEY_SPAN`, `MONEY_SPAN`]. Nothing is fitted, so nothing about other rows leaks

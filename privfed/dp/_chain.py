@@ -100,7 +100,8 @@ class Chain:
                 resolved = _copy(resolved, Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="privfed-ledger-"))))
             self._connection = resources.enter_context(closing(self._connect(resolved)))
             self._rows = self._read()
-            if not read_only and self._read_head()[0] < len(self._rows):
+            self._counted = self._read_head()[0]
+            if not read_only and self._counted < len(self._rows):
                 self._write_head()  # else a second crash at the same place would leave it two rows behind, as if rows had been added
             self._resources = resources.pop_all()
         self._closed = False
@@ -139,6 +140,8 @@ class Chain:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         row = Row(number=len(self._rows), body=text, digest=extend(self.head, (link(text),)))
         try:
+            if self._counted < len(self._rows):
+                self._write_head()  # an interrupt arrived after the row before; the head is never two rows behind
             self._connection.execute("INSERT INTO rows VALUES (?, ?, ?)", (row.number, row.body, row.digest))
             self._rows.append(row)
             self._write_head()
@@ -228,11 +231,13 @@ class Chain:
         except sqlite3.DatabaseError:
             self._tampered("the database is damaged")
         # A crash between the two writes leaves the head one row behind, never more and never ahead.
-        count, digest = self._read_head()
+        count, digest, torn = self._read_head()
         if not count and len(rows) > 1:
             self._headless()
         if not count <= len(rows) <= count + 1:
             self._tampered(f"it has {len(rows)} rows where its head file counts {count}")
+        if torn and len(rows) <= count:
+            self._tampered("its head file is damaged, and the row is missing whose count was written where it is")
         if digest != (rows[count - 1].digest if count else START):
             self._tampered("its head file belongs to other rows")
         return rows
@@ -242,14 +247,21 @@ class Chain:
         content = len(self._rows).to_bytes(8, "big") + self.head
         os.pwrite(self._head.fileno(), content + hashlib.sha256(_TAG + content).digest(), len(self._rows) % 2 * _SLOT_BYTES)
         os.fsync(self._head.fileno())
+        self._counted = len(self._rows)
 
-    def _read_head(self) -> tuple[int, bytes]:
+    def _read_head(self) -> tuple[int, bytes, bool]:
+        """How many rows there are, the hash of the last one, and whether the slot of the next row is torn: then there is that row."""
         content = os.pread(self._head.fileno(), 2 * _SLOT_BYTES, 0)
+        slots = (content[:_SLOT_BYTES], content[_SLOT_BYTES:])
         found: list[tuple[int, bytes]] = []
-        for slot in (content[:_SLOT_BYTES], content[_SLOT_BYTES:]):
-            if hashlib.sha256(_TAG + slot[:-_HASH_BYTES]).digest() == slot[-_HASH_BYTES:]:
-                found.append((int.from_bytes(slot[:8], "big"), slot[8:-_HASH_BYTES]))
-        return max(found, default=(0, START))
+        for place, slot in enumerate(slots):
+            count = int.from_bytes(slot[:8], "big")
+            if count % 2 == place and hashlib.sha256(_TAG + slot[:-_HASH_BYTES]).digest() == slot[-_HASH_BYTES:]:
+                found.append((count, slot[8:-_HASH_BYTES]))
+        count, digest = max(found, default=(0, START))
+        # The other slot holds the row before, or nothing yet.
+        torn = len(found) < 2 if count > 1 else any(slots[1 - count % 2])
+        return count, digest, torn
 
     def _locked(self) -> LedgerLockedError:
         return LedgerLockedError(

@@ -29,6 +29,7 @@ _FINEST_GRID: Final = -6  # a sixty-fourth of the unit: beyond, one distribution
 _COARSEST_GRID: Final = 16
 _LEAST_NOISE: Final = 0.01  # below, losses are in the thousands: a bound will do
 _DOUBLE_PRECISION: Final = 2.0**-52
+_SURELY_DRAWN: Final = 1 - 1e-9
 
 Kind: TypeAlias = Step | DiscreteGaussianSum
 _Counts: TypeAlias = tuple[tuple[Kind, int], ...]  # sorted, so that equal charges are equal keys of the caches
@@ -182,7 +183,10 @@ def _least_private(step: Step) -> Step:
         return step
     # As if whenever any of the customer's records is drawn, all of them were.
     any_drawn = -math.expm1(step.records_per_customer * math.log1p(-step.sample_rate))
-    return PoissonSampledGaussian(noise_multiplier=step.noise_multiplier / step.records_per_customer, sample_rate=any_drawn, steps=1)
+    noise_multiplier = step.noise_multiplier / step.records_per_customer
+    if any_drawn > _SURELY_DRAWN:
+        return GaussianRelease(noise_multiplier=noise_multiplier)
+    return PoissonSampledGaussian(noise_multiplier=noise_multiplier, sample_rate=any_drawn, steps=1)
 
 
 def _combined_noise(steps: Steps, relation: Relation) -> float:

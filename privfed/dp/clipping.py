@@ -8,7 +8,10 @@ step. The norm is then a function of released numbers: it may be printed.
 import math
 from dataclasses import dataclass
 
-from privfed.dp.mechanism import AdaptivelyClippedGaussian
+from privfed.dp.mechanism import AdaptivelyClippedGaussian, check_noise, check_real
+
+# Gradients are float32: what is far smaller or larger is a mistake of units, and squares of it may leave the range.
+LEAST_NORM = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +19,10 @@ class AdaptiveClipping:
     """How the clipping norm follows the gradients. All of it is public.
 
     Args:
-        initial_norm: Clipping norm of the first step. Positive.
+        initial_norm: Clipping norm of the first step, from 1e-12 to 1e12.
         target_quantile: Share of the records that should be below the norm, above 0 and below 1.
-        learning_rate: How fast the norm moves: by at most about this factor's exponential per step. Positive.
-        count_noise: Standard deviation of the noise on the count of records below the norm. Positive.
+        learning_rate: How fast the norm moves: by at most about this factor's exponential per step. From 1e-9 to 100.
+        count_noise: Standard deviation of the noise on the count of records below the norm, from 1e-9 to 1e9.
 
     Raises:
         ValueError: If a value is out of its range.
@@ -36,11 +39,11 @@ class AdaptiveClipping:
     count_noise: float
 
     def __post_init__(self) -> None:
-        for name in ("initial_norm", "learning_rate", "count_noise"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"expected {name} to be positive and finite, got {value}")
-        if not 0 < self.target_quantile < 1:
+        check_real("initial_norm", self.initial_norm, least=LEAST_NORM, most=1 / LEAST_NORM)
+        check_real("learning_rate", self.learning_rate, least=1e-9, most=100.0)
+        check_noise("count_noise", self.count_noise)
+        check_real("target_quantile", self.target_quantile, least=0.0, most=1.0)
+        if self.target_quantile in {0.0, 1.0}:
             raise ValueError(f"expected target_quantile to be above 0 and below 1, got {self.target_quantile}")
 
     def sum_noise_multiplier(self, noise_multiplier: float) -> float:

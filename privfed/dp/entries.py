@@ -149,5 +149,5 @@ def check_place(session: object, number: object, attempt: object) -> None:
     """Refuses a session that is not 1 to 64 bytes, and numbers that are not whole and from 0, with a ValueError."""
     if not isinstance(session, bytes) or not 1 <= len(session) <= 64:
         raise ValueError("expected a session of 1 to 64 bytes, got something else")
-    if not isinstance(number, int) or not isinstance(attempt, int) or number < 0 or attempt < 0:
+    if any(not isinstance(count, int) or isinstance(count, bool) or count < 0 for count in (number, attempt)):
         raise ValueError(f"expected round and attempt to be integers from 0, got {number!r} and {attempt!r}")

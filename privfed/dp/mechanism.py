@@ -5,6 +5,7 @@ All fields are public: nothing here depends on the values of private records.
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
@@ -39,25 +40,51 @@ class Composition(Enum):
     ADAPTIVE = "what an event does may have been chosen after looking at the outcomes of earlier ones"
 
 
-def check_delta(delta: float) -> None:
-    """Refuses a delta that is not above 0 and below 1, with a ValueError."""
-    if not 0 < delta < 1:
-        raise ValueError(f"expected delta to be above 0 and below 1, got {delta}")
+# Beyond, an accountant's squares and products would leave the range of a float. No training needs such numbers.
+_LEAST_NOISE: Final = 1e-9
+_MOST_NOISE: Final = 1e9
+_ACCOUNTED: Final = 0.25  # the accountant itself makes events of less noise: of half for a replaced unit, and of a sum and a count together
+_LEAST_SAMPLE_RATE: Final = 1e-15
+_MOST_SAMPLE_RATE: Final = 1 - 1e-9  # but for 1, without sampling
+_LEAST_DELTA: Final = 1e-100
+_LEAST_EPSILON: Final = 1e-9
+_MOST_STEPS: Final = 10**12
+_MOST_GRID_STEPS: Final = 2**128
 
 
-def _check_noise(noise_multiplier: float) -> None:
-    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
-        raise ValueError(f"expected noise_multiplier to be positive and finite, got {noise_multiplier}")
+def check_real(name: str, number: object, *, least: float, most: float) -> None:
+    """Refuses what is not a Python float or int from least to most, with a ValueError.
+
+    A numpy scalar that is no float is refused as well: it could not be written to a ledger, and half or single precision would round
+    what is charged.
+    """
+    if not isinstance(number, int | float) or isinstance(number, bool):
+        raise ValueError(f"expected {name} to be a float, got {type(number).__name__}")
+    if not least <= number <= most:
+        raise ValueError(f"expected {name} from {least:g} to {most:g}, got {number!r}")
 
 
-def _check_sample_rate(sample_rate: float) -> None:
-    if not 0 < sample_rate <= 1:
-        raise ValueError(f"expected sample_rate to be above 0 and up to 1, got {sample_rate}")
+def check_count(name: str, number: object, *, most: int = _MOST_STEPS) -> None:
+    """Refuses what is not a Python int from 1 to most, with a ValueError."""
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ValueError(f"expected {name} to be an integer, got {type(number).__name__}")
+    if not 1 <= number <= most:
+        raise ValueError(f"expected {name} to be an integer from 1 to {most}, got {number}")
 
 
-def _check_number(name: str, number: object) -> None:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ValueError(f"expected {name} to be an integer of at least 1, got {number!r}")
+def check_noise(name: str, number: object) -> None:
+    """Refuses what is no noise multiplier, which is a float from 1e-9 to 1e9, with a ValueError."""
+    check_real(name, number, least=_ACCOUNTED * _LEAST_NOISE, most=_MOST_NOISE)
+
+
+def check_sample_rate(sample_rate: object) -> None:
+    """Refuses what is no sample rate, which is 1 or a float from 1e-15 to 1 - 1e-9, with a ValueError."""
+    check_real("sample_rate", sample_rate, least=_LEAST_SAMPLE_RATE, most=1.0 if sample_rate == 1 else _MOST_SAMPLE_RATE)
+
+
+def check_delta(delta: object) -> None:
+    """Refuses a delta that is not a float from 1e-100 to below 1, with a ValueError."""
+    check_real("delta", delta, least=_LEAST_DELTA, most=math.nextafter(1.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +92,12 @@ class PoissonSampledGaussian:
     """Steps of DP-SGD: sum over a Poisson sample, each record clipped, plus Gaussian noise.
 
     Args:
-        noise_multiplier: Standard deviation of the noise divided by the clipping norm. Positive.
-        sample_rate: Probability that a step draws a given record, independently of all others, above 0 and up to 1.
-        steps: Number of noisy sums that were released. A step whose sample happened to be empty counts.
+        noise_multiplier: Standard deviation of the noise divided by the clipping norm, from 1e-9 to 1e9.
+        sample_rate: Probability that a step draws a given record, independently of all others, from 1e-15 to 1.
+        steps: Number of noisy sums that were released, up to 10^12. A step whose sample happened to be empty counts.
 
     Raises:
-        ValueError: If a field is outside its range.
+        ValueError: If a field is outside its range, or no Python float or int.
     """
 
     noise_multiplier: float
@@ -78,9 +105,9 @@ class PoissonSampledGaussian:
     steps: int
 
     def __post_init__(self) -> None:
-        _check_noise(self.noise_multiplier)
-        _check_sample_rate(self.sample_rate)
-        _check_number("steps", self.steps)
+        check_noise("noise_multiplier", self.noise_multiplier)
+        check_sample_rate(self.sample_rate)
+        check_count("steps", self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +125,7 @@ class CappedPoissonSampledGaussian:
         steps: As in `PoissonSampledGaussian`.
 
     Raises:
-        ValueError: If a field is outside its range.
+        ValueError: If a field is outside its range, or no Python float or int.
     """
 
     noise_multiplier: float
@@ -108,10 +135,10 @@ class CappedPoissonSampledGaussian:
     steps: int
 
     def __post_init__(self) -> None:
-        _check_noise(self.noise_multiplier)
-        _check_sample_rate(self.sample_rate)
+        check_noise("noise_multiplier", self.noise_multiplier)
+        check_sample_rate(self.sample_rate)
         for name in ("capacity", "max_records", "steps"):
-            _check_number(name, getattr(self, name))
+            check_count(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +154,7 @@ class CustomerSampledGaussian:
         steps: Number of noisy sums that were released.
 
     Raises:
-        ValueError: If a field is outside its range.
+        ValueError: If a field is outside its range, or no Python float or int.
     """
 
     noise_multiplier: float
@@ -136,10 +163,15 @@ class CustomerSampledGaussian:
     steps: int
 
     def __post_init__(self) -> None:
-        _check_noise(self.noise_multiplier)
-        _check_sample_rate(self.sample_rate)
+        check_noise("noise_multiplier", self.noise_multiplier)
+        check_sample_rate(self.sample_rate)
         for name in ("records_per_customer", "steps"):
-            _check_number(name, getattr(self, name))
+            check_count(name, getattr(self, name))
+        if self.noise_multiplier < _LEAST_NOISE * self.records_per_customer:
+            raise ValueError(
+                f"expected noise_multiplier of at least 1e-9 for each of the records_per_customer, got {self.noise_multiplier} for "
+                f"{self.records_per_customer}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +188,7 @@ class AdaptivelyClippedGaussian:
         steps: As in `PoissonSampledGaussian`.
 
     Raises:
-        ValueError: If a field is outside its range.
+        ValueError: If a field is outside its range, or no Python float or int.
     """
 
     noise_multiplier: float
@@ -165,11 +197,10 @@ class AdaptivelyClippedGaussian:
     steps: int
 
     def __post_init__(self) -> None:
-        _check_noise(self.noise_multiplier)
-        if not (math.isfinite(self.count_noise) and self.count_noise > 0):
-            raise ValueError(f"expected count_noise to be positive and finite, got {self.count_noise}")
-        _check_sample_rate(self.sample_rate)
-        _check_number("steps", self.steps)
+        check_noise("noise_multiplier", self.noise_multiplier)
+        check_noise("count_noise", self.count_noise)
+        check_sample_rate(self.sample_rate)
+        check_count("steps", self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +216,7 @@ class DiscreteGaussianSum:
         count: Number of such sums, each with fresh noise.
 
     Raises:
-        ValueError: If a field is outside its range.
+        ValueError: If a field is outside its range, or no Python float or int.
     """
 
     share_variance: int
@@ -197,7 +228,7 @@ class DiscreteGaussianSum:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            _check_number(field.name, getattr(self, field.name))
+            check_count(field.name, getattr(self, field.name), most=_MOST_GRID_STEPS)
         if self.l1_sensitivity < self.l2_sensitivity:
             raise ValueError(f"expected l1_sensitivity to be at least l2_sensitivity, got {self.l1_sensitivity} and {self.l2_sensitivity}")
 
@@ -211,15 +242,15 @@ class GaussianRelease:
         count: Number of such releases, each with fresh noise.
 
     Raises:
-        ValueError: If a field is outside its range.
+        ValueError: If a field is outside its range, or no Python float or int.
     """
 
     noise_multiplier: float
     count: int = 1
 
     def __post_init__(self) -> None:
-        _check_noise(self.noise_multiplier)
-        _check_number("count", self.count)
+        check_noise("noise_multiplier", self.noise_multiplier)
+        check_count("count", self.count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,19 +390,20 @@ class Budget:
     """The most that may be spent: (epsilon, delta)-differential privacy of everything together.
 
     Args:
-        epsilon: Positive and finite. To have no limit, use `Budget.unlimited`, which has to be typed.
-        delta: Above 0 and below 1; far below one over the number of records to mean anything.
+        epsilon: From 1e-9 up, finite. To have no limit, use `Budget.unlimited`, which has to be typed.
+        delta: From 1e-100 to below 1; far below one over the number of records to mean anything.
 
     Raises:
-        ValueError: If a field is outside its range.
+        ValueError: If a field is outside its range, or no Python float or int.
     """
 
     epsilon: float
     delta: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise ValueError(f"expected epsilon to be positive and finite, got {self.epsilon}; Budget.unlimited has no limit")
+        if self.epsilon == math.inf:
+            raise ValueError("expected a finite epsilon, got infinity; Budget.unlimited has no limit")
+        check_real("epsilon", self.epsilon, least=_LEAST_EPSILON, most=sys.float_info.max)
         check_delta(self.delta)
 
     @classmethod
@@ -379,7 +411,7 @@ class Budget:
         """Returns a budget without limit, for comparisons that promise no privacy. What is spent is still recorded.
 
         Args:
-            delta: The delta at which what was spent is stated, above 0 and below 1.
+            delta: The delta at which what was spent is stated, from 1e-100 to below 1.
         """
         check_delta(delta)
         budget = cls.__new__(cls)  # the constructor refuses an infinite epsilon

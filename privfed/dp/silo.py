@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privfed.dp.mechanism import DiscreteGaussianSum
+from privfed.dp.mechanism import DiscreteGaussianSum, check_noise
 from privfed.dp.noise import discrete_gaussian
 from privfed.errors import InsufficientCapacityError, OpeningRefusedError
 
@@ -61,8 +61,7 @@ class SiloNoise:
             _check_whole(name, getattr(self, name), smallest)
         for name, weight in self.weights.items():
             _check_whole(f"the weight of {name!r}", weight, 1)
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
-            raise ValueError(f"expected noise_multiplier to be positive and finite, got {self.noise_multiplier}")
+        check_noise("noise_multiplier", self.noise_multiplier)
         if self.shares < 1:
             raise ValueError(
                 f"expected more clients than colluders and dropouts together, got {len(self.weights)}, {self.colluders} and {self.dropouts}"

@@ -1,9 +1,9 @@
 """The sum of book-keeping as one compiled function of fixed shape, for long runs of small models.
 
-A step spends less between its operations, and its sums within blocks of 64 records are float32; norms are float64, because the square of
-a float32 may be 0 or infinite where the number is neither. The noise is larger by as much as this rounding can move a sum: by half a
-percent for batches of 512. Batches that do not fit, and those with a gradient that is NaN or infinite, or so large that scaling it down in
-float32 would lose digits, go through `ReluNetworkBookKeeping`, in float64.
+A step spends less between its operations, and its norms and sums are float32, the sums within blocks of 64 records only. The noise is
+larger by as much as this rounding can move a sum: by 1.2 percent for batches of 512 and layers of 128 and 64. Batches that do not fit,
+and those with a gradient that is NaN or infinite, or with numbers that float32 could not square without losing digits that matter, go
+through `ReluNetworkBookKeeping`, in float64.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from privfed.errors import UnsupportedModelError
 from privfed.training.bookkeeping import ReluNetworkBookKeeping, linear_layers, relu_network
-from privfed.training.gradients import LARGEST_NORM, clip_factors
+from privfed.training.gradients import clip_factors
 from privfed.training.loss import PerSampleLoss
 from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.training.model import layout_of, trainable_parameters
@@ -24,17 +24,16 @@ from privfed.training.probe import perturbed_copy, synthetic_records
 from privfed.update import Layout
 
 _BLOCK = 64
-# How far a sum may be from that of exactly clipped gradients, per record in it and in units of `max_grad_norm`. A sum of k products, in
-# whatever order, is off by at most k units of the sum of their sizes (Higham, 2002, section 3.1), a unit of float32 being 2^-24; here k is
-# a block. The factor, the scaling and what is lost below the smallest normal number are one each. A record enters its block with it.
-_ROUNDING_PER_RECORD = (_BLOCK + 3) * 2.0**-24
+_UNIT = 2.0**-24  # relative rounding error of a float32 operation
 # Beyond, the noise would grow by several percent, and there is little left to gain.
 _LARGEST_CAPACITY = 1024
-_EXTREME_NORM = 2.0**40
 
-# In units of max_grad_norm, which is 2^-40 to 2^40. Up to here nothing that decides a sum is below the smallest normal float32, 2^-126:
-# a factor is at least 2^-64, and what a derivative below 2^-126 / 2^64 would add, times an input of up to 2^64, is lost in the rounding.
-_LARGEST = 2.0**64
+_EXTREME_NORM = 2.0**20
+# The square of a float32 may be 0 or infinite where the number is neither. Below 2^-126, torch may lose all digits, so a square is off by
+# as much. While what goes into a layer, the derivatives by what comes out, and the gradients are no longer than 2^40 times the bound C, a
+# square is multiplied by 2^80 C^2 at most, and that of a norm is off by 2^-46 C^2 per neuron: nothing beside its rounding. No factor is
+# below 2^-40 then, and what is lost where a derivative is multiplied by it, 2^-126 times an input, is nothing either.
+_LONGEST = 2.0**40
 
 _Sum = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
@@ -69,7 +68,7 @@ def compile_sum(module: nn.Module, *, mechanism: DpSgd, loss: PerSampleLoss, inp
 
     Raises:
         UnsupportedModelError: If it is another model, its batches are too large to gain anything, or it cannot be compiled.
-        ValueError: If its clipping norm is not fixed, or not from 2^-40 to 2^40.
+        ValueError: If its clipping norm is not fixed, or not from 2^-20 to 2^20.
     """
     if mechanism.adaptive_clipping is not None:
         raise ValueError("expected a fixed clipping norm to compile, got adaptive_clipping; nothing was compiled")
@@ -81,7 +80,7 @@ def compile_sum(module: nn.Module, *, mechanism: DpSgd, loss: PerSampleLoss, inp
     if not relu_network(model, layers=layers):
         raise UnsupportedModelError("expected nn.Linear and nn.ReLU in turn, as `mlp` makes them; nothing was compiled")
     if not 1 / _EXTREME_NORM <= mechanism.max_grad_norm <= _EXTREME_NORM:
-        raise ValueError(f"expected max_grad_norm from 2^-40 to 2^40 to compile, got {mechanism.max_grad_norm}; nothing was compiled")
+        raise ValueError(f"expected max_grad_norm from 2^-20 to 2^20 to compile, got {mechanism.max_grad_norm}; nothing was compiled")
     if capacity > _LARGEST_CAPACITY:
         raise UnsupportedModelError(
             f"a pass of {capacity} records gains nothing from being compiled; go without, or declare smaller batches; nothing was compiled"
@@ -132,8 +131,8 @@ class CompiledBookKeeping(ReluNetworkBookKeeping):
         self._compiled = compiled
         self._tensors = [parameter.detach() for parameter in parameters]
         self._places_of_records = torch.arange(compiled.capacity)
-        self._largest = min(LARGEST_NORM, _LARGEST * compiled.max_grad_norm)
-        self.rounding = 2 * compiled.capacity * _ROUNDING_PER_RECORD
+        self._longest = _LONGEST * compiled.max_grad_norm
+        self.rounding = 2 * compiled.capacity * _rounding_per_record(layers)
 
     def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
         count, capacity = len(features), self._compiled.capacity
@@ -142,31 +141,42 @@ class CompiledBookKeeping(ReluNetworkBookKeeping):
         # Filled up with the first record: what it gives is finite if the record is, and then it is multiplied by zero.
         place = self._places_of_records
         padded = torch.where(place < count, place, 0)
-        result, norms, largest = self._compiled.function(
+        result, norms, longest = self._compiled.function(
             features.index_select(0, padded), labels.index_select(0, padded), (place < count).float(), *self._tensors
         )
-        if not (float(norms.max()) <= self._largest and float(largest) <= self._largest):  # false for NaN
+        if not float(longest) <= self._longest:  # nor if it is NaN
             return super()._add(features, labels, total)
         total += result
         return norms[:count], 0
+
+
+def _rounding_per_record(layers: Sequence[nn.Linear]) -> float:
+    """How far a sum may be from that of exactly clipped gradients, per record in it and in units of `max_grad_norm`.
+
+    A sum of k terms, in whatever order, is off by at most k units of the sum of their sizes (Higham, 2002, section 3.1). The norm is the
+    root of such a sum, over what goes into a layer and comes out, and over the layers. A record enters its block with it.
+    """
+    norm = (max(layer.in_features + layer.out_features for layer in layers) + len(layers) + 2) / 2 + 3
+    return (norm + _BLOCK + 2) * _UNIT
 
 
 class _Traced(ReluNetworkBookKeeping):
     def clipped_sum(
         self, features: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor, *parameters: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The sum of the records with 1 in `kept`, their norms, and the largest number that went into a layer.
+        """The sum of the records with 1 in `kept`, of shape (size,), float64, the norms of all, of shape (records,), and the longest.
 
-        Of shape (size,) and (records,), float64, and a scalar, float32; the norms are of all records.
+        The longest is the largest norm of a gradient, of what goes into a layer, or of a derivative by what comes out; NaN if one is.
         """
         weights = [(parameters[weight], None if bias is None else parameters[bias]) for weight, bias in self._places]
         inputs, derivatives = self._run_with(weights, features, labels)
-        squares = torch.zeros(len(features), dtype=torch.float64)
+        squares, longest = torch.zeros(len(features)), torch.zeros(len(features))
         for (_, bias), a, g in zip(self._places, inputs, derivatives, strict=True):
-            of_inputs, of_derivatives = (tensor.double().square().sum(dim=1) for tensor in (a, g))
+            of_inputs, of_derivatives = a.square().sum(dim=1), g.square().sum(dim=1)
             squares = squares + of_derivatives * (of_inputs + (0.0 if bias is None else 1.0))
+            longest = longest.maximum(of_inputs).maximum(of_derivatives)
         norms = squares.sqrt()
-        factors = (kept * clip_factors(norms, max_grad_norm=self.max_grad_norm)).float()
+        factors = kept * clip_factors(norms, max_grad_norm=self.max_grad_norm)
         parts: list[torch.Tensor] = [norms] * len(parameters)
         for (weight, bias), a, g in zip(self._places, inputs, derivatives, strict=True):
             scaled = (g * factors[:, None]).view(-1, _BLOCK, g.shape[1])
@@ -174,4 +184,4 @@ class _Traced(ReluNetworkBookKeeping):
             parts[weight] = blocks.sum(dim=0, dtype=torch.float64).flatten()
             if bias is not None:
                 parts[bias] = scaled.sum(dim=1).sum(dim=0, dtype=torch.float64)
-        return torch.cat(parts), norms, torch.stack([a.abs().amax() for a in inputs]).amax()
+        return torch.cat(parts), norms, longest.maximum(squares).amax().sqrt()

@@ -60,7 +60,7 @@ class _NoisingOptimizer(DPOptimizerFastGradientClipping):
             expected_batch_size=mechanism.expected_batch_size,
         )
         self.randomness = randomness
-        self._grid = GRID_FRACTION * mechanism.max_grad_norm
+        self.grid = GRID_FRACTION * mechanism.max_grad_norm
 
     def accumulate(self) -> None:
         """Does nothing: `summed_grad` is the whole batch already."""
@@ -69,7 +69,7 @@ class _NoisingOptimizer(DPOptimizerFastGradientClipping):
         """Adds the noise to the sum, in float64, and rounds to the grid before anything is done with the result."""
         weights: Any = self.params[0]  # Any, because Opacus hangs its results on it as attributes
         _check_processed_flag(weights.summed_grad)
-        grid = self._grid
+        grid = self.grid
         noise = torch.from_numpy(self.randomness.normal(weights.numel())).mul_(self.noise_multiplier * self.max_grad_norm / grid)
         weights.grad = noise.add_(weights.summed_grad, alpha=1 / grid).round_().mul_(grid).to(weights.dtype)
         _mark_as_processed(weights.summed_grad)
@@ -303,7 +303,8 @@ def _descend_privately(
             count = _noised_count(clipped.norms <= norm, count_noise=adaptive.count_noise, randomness=randomness)
             norm = adaptive.next_norm(norm, noised_count=count, expected_batch_size=mechanism.expected_batch_size)
             # The next step clips to the same number as its noise is in multiples of.
-            norm = gradients.max_grad_norm = optimizer.max_grad_norm = min(norm, mechanism.max_grad_norm)
+            # Below a step of the grid, all sums would be rounded away.
+            norm = gradients.max_grad_norm = optimizer.max_grad_norm = min(max(norm, optimizer.grid), mechanism.max_grad_norm)
     return zeroed
 
 

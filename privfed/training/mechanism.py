@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self, final
 
 from privfed.dp.accounting import calibrate
-from privfed.dp.clipping import AdaptiveClipping
+from privfed.dp.clipping import LEAST_NORM, AdaptiveClipping
 from privfed.dp.mechanism import (
     AdaptivelyClippedGaussian,
     Budget,
@@ -13,6 +13,10 @@ from privfed.dp.mechanism import (
     CustomerSampledGaussian,
     NonPrivateRelease,
     PoissonSampledGaussian,
+    check_count,
+    check_noise,
+    check_real,
+    check_sample_rate,
 )
 from privfed.update import PlainVector
 
@@ -21,16 +25,13 @@ from privfed.update import PlainVector
 GRID_FRACTION = 2.0**-20
 
 
-def _check_positive(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not (math.isfinite(number) and number > 0):
-            raise ValueError(f"expected {name} to be positive and finite, got {number}")
+def _check_learning_rate(learning_rate: object) -> None:
+    check_real("learning_rate", learning_rate, least=1e-38, most=3e38)
 
 
-def _check_counts(**counts: int) -> None:
+def _check_counts(**counts: object) -> None:
     for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"expected {name} to be a whole number of at least 1, got {count}")
+        check_count(name, count)
 
 
 @final
@@ -42,10 +43,10 @@ class DpSgd:
     the declared `sample_rate`, whatever the number of records really is.
 
     Args:
-        noise_multiplier: Standard deviation of the noise on the sum of clipped gradients, in units of `max_grad_norm`.
-        max_grad_norm: Bound on the Euclidean norm that one record's gradient may have in the sum. With `adaptive_clipping`, the largest
-            that the bound may become.
-        sample_rate: Probability with which each record enters each batch, independently of the others; from 0 (exclusive) to 1.
+        noise_multiplier: Standard deviation of the noise on the sum of clipped gradients, in units of `max_grad_norm`; from 1e-9 to 1e9.
+        max_grad_norm: Bound on the Euclidean norm that one record's gradient may have in the sum, from 1e-12 to 1e12. With
+            `adaptive_clipping`, the largest that the bound may become.
+        sample_rate: Probability with which each record enters each batch, independently of the others; from 1e-15 to 1.
         expected_batch_size: What the noised sum is divided by; at least 1.
         steps: Number of steps of one training run. Exactly as many are executed and charged, empty batches included.
         learning_rate: Step length of plain gradient descent.
@@ -53,7 +54,8 @@ class DpSgd:
         batch_capacity: Most records in a batch: of a larger sample, so many are drawn uniformly at random. It bounds memory, and its price
             depends on `max_records`. Left out, a batch may be of any size.
         records_per_customer: Most records that one customer, which is one of `Samples.groups`, may have. With it the promise is about
-            customers, and the ledger must be of customers. Left out, it is about records.
+            these groups, whatever they are, and the ledger must be of customers. Make them customers: those of a table that
+            `load_paysim` made are frauds. Left out, the promise is about records.
         adaptive_clipping: How the bound follows the gradients, from the beginning in every training run. The noise on the sums is larger
             by what the counts cost, so that the run costs what `noise_multiplier` costs without it. Left out, the bound is fixed.
 
@@ -81,15 +83,11 @@ class DpSgd:
     adaptive_clipping: AdaptiveClipping | None = None
 
     def __post_init__(self) -> None:
-        _check_positive(
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
-            sample_rate=self.sample_rate,
-            learning_rate=self.learning_rate,
-        )
+        check_noise("noise_multiplier", self.noise_multiplier)
+        check_real("max_grad_norm", self.max_grad_norm, least=LEAST_NORM, most=1 / LEAST_NORM)
+        check_sample_rate(self.sample_rate)
+        _check_learning_rate(self.learning_rate)
         _check_counts(expected_batch_size=self.expected_batch_size, steps=self.steps)
-        if self.sample_rate > 1:
-            raise ValueError(f"expected sample_rate to be at most 1, got {self.sample_rate}")
         optional = {name: getattr(self, name) for name in ("max_records", "batch_capacity", "records_per_customer")}
         _check_counts(**{name: count for name, count in optional.items() if count is not None})
         variants = ("batch_capacity", "records_per_customer", "adaptive_clipping")
@@ -233,9 +231,9 @@ class NonPrivate:
     seed: int
 
     def __post_init__(self) -> None:
-        _check_positive(learning_rate=self.learning_rate)
+        _check_learning_rate(self.learning_rate)
         _check_counts(batch_size=self.batch_size, steps=self.steps)
-        if not isinstance(self.seed, int) or self.seed < 0:
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
             raise ValueError(f"expected seed to be a whole number of at least 0, got {self.seed}")
 
     def event(self) -> NonPrivateRelease:

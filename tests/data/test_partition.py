@@ -197,6 +197,73 @@ def test_guards_hold_with_twins_at_every_alpha(seed, clients, min_positive, min_
     assert not (held[1] % 2).any()  # twins are whole
 
 
+def positives_only(clients, min_positive, min_samples):
+    """Every record is positive, and the first deal gives all of them to one client."""
+    records = clients * max(min_positive, min_samples)
+    draws = FixedShares([[1.0] + [0.0] * (clients - 1)] * 2)
+    return dirichlet_partition(
+        table([1] * records), clients=clients, alpha=1.0, rng=draws, min_positive=min_positive, min_samples=min_samples
+    )
+
+
+@pytest.mark.parametrize(("min_positive", "min_samples"), [(1, 3), (3, 1), (2, 2)])
+def test_guards_hold_where_there_is_no_negative_record_left_to_move(min_positive, min_samples):
+    partition = positives_only(4, min_positive, min_samples)
+    assert [len(part) for part in partition.indices] == [max(min_positive, min_samples)] * 4
+    assert partition.moved > 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    clients=st.integers(1, 6),
+    min_positive=st.integers(0, 5),
+    min_samples=st.integers(1, 8),
+    more=st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 3)),
+    alpha=st.sampled_from([0.005, EXTREME, MODERATE, 50.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_single_records_are_split_whenever_there_are_enough_of_them(clients, min_positive, min_samples, more, alpha, seed):  # noqa: PLR0917
+    positives = clients * min_positive + more[0]
+    records = max(clients * max(min_positive, min_samples), positives) + more[1]
+    labels = np.concatenate([1 + np.arange(positives) % more[2], np.zeros(records - positives, dtype=int)])
+    partition = dirichlet_partition(
+        table(labels), clients=clients, alpha=alpha, rng=rng(seed), min_samples=min_samples, min_positive=min_positive
+    )
+    assert covers(partition, records)
+    assert min(len(part) for part in partition.indices) >= min_samples
+    assert min(np.count_nonzero(labels[part]) for part in partition.indices) >= min_positive
+    for fewer in ({"min_samples": records // clients + 1}, {"min_positive": positives // clients + 1}):
+        with pytest.raises(UnsupportedDataError, match="nothing was split"):
+            dirichlet_partition(table(labels), clients=clients, alpha=alpha, rng=rng(seed), **fewer)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    groups=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=2, max_size=40),
+    clients=st.integers(2, 5),
+    min_positive=st.integers(0, 4),
+    alpha=st.sampled_from([0.005, EXTREME, MODERATE]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_groups_are_split_whenever_there_are_as_many_records_as_the_documentation_says(groups, clients, min_positive, alpha, seed):
+    labels = np.concatenate(groups)
+    owner = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    most = max(len(group) for group in groups)
+    clients = min(clients, len(groups), len(labels) // most)
+    enough = min(np.count_nonzero(labels) // clients - most + 1, len(labels) // clients // most)
+    min_positive = max(0, min(min_positive, enough))
+    min_samples = len(labels) // clients - most + 1
+    partition = dirichlet_partition(
+        table(labels, owner), clients=clients, alpha=alpha, rng=rng(seed), min_samples=min_samples, min_positive=min_positive
+    )
+    held = np.empty(len(labels), dtype=int)
+    for client, part in enumerate(partition.indices):
+        held[part] = client
+    assert all(len(set(held[owner == group])) == 1 for group in range(len(groups)))
+    assert np.bincount(held, minlength=clients).min() >= min_samples
+    assert np.bincount(held, weights=labels > 0, minlength=clients).min() >= min_positive
+
+
 def test_what_moves_is_random():
     labels = np.zeros(1000, dtype=int)
     partition = dirichlet_partition(table(labels), clients=2, alpha=1.0, rng=FixedShares([[1.0, 0.0]]), min_samples=100)

@@ -1,4 +1,6 @@
 import gzip
+import itertools
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -20,6 +22,7 @@ from privfed.data.paysim import (
     check_full_file,
     features,
     grouped_split,
+    load_column,
     load_paysim,
 )
 from privfed.data.transactions import generate_transactions
@@ -267,6 +270,28 @@ def test_features_refuse_other_tables_and_other_sets():
         features(table[:0], PRE)
     with pytest.raises(TypeError, match="FeatureSet"):
         features(table, "pre")
+
+
+def test_groups_are_frauds_of_one_hour_and_amount_and_no_customers(tmp_path):
+    rows = [  # hour, kind, amount, sender, receiver, fraud
+        (1, "TRANSFER", 500.0, "C1", "C9", 1), (1, "CASH_OUT", 500.0, "C9", "C8", 1),  # the legs of a fraud
+        (1, "PAYMENT", 20.0, "C1", "M1", 0), (2, "PAYMENT", 20.0, "C1", "M1", 0),  # the same customer
+        (3, "TRANSFER", 70.0, "C2", "C9", 1), (4, "CASH_OUT", 70.0, "C9", "C8", 1),  # legs in two hours
+        (5, "TRANSFER", 70.0, "C2", "C9", 1), (5, "CASH_OUT", 69.99, "C9", "C8", 1),  # legs of two amounts
+        (6, "TRANSFER", 10.0, "C3", "C4", 0), (6, "CASH_OUT", 10.0, "C4", "C8", 0),  # no fraud
+        (7, "TRANSFER", 1e7, "C5", "C9", 1), (7, "TRANSFER", 1e7, "C6", "C9", 1),  # two frauds at the limit of one transaction
+    ]  # fmt: skip
+    path = tmp_path / "log.csv"
+    header = "step,type,amount,nameOrig,oldbalanceOrg,newbalanceOrig,nameDest,oldbalanceDest,newbalanceDest,isFraud,isFlaggedFraud"
+    lines = [f"{step},{kind},{amount},{sender},0,0,{to},0,0,{fraud},0" for step, kind, amount, sender, to, fraud in rows]
+    path.write_text("\n".join([header, *lines]) + "\n")
+    samples = features(load_paysim(path), NOBAL)
+    assert samples.groups.tolist() == [0, 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10]
+    # As the documentation says, senders in their place.
+    customers = replace(samples, groups=np.unique(load_column(path, "nameOrig"), return_inverse=True)[1])
+    senders = [row[3] for row in rows]
+    for one, other in itertools.combinations(range(len(rows)), 2):
+        assert (customers.groups[one] == customers.groups[other]) == (senders[one] == senders[other])
 
 
 def test_grouped_split_keeps_twins_on_one_side_and_shares_out_every_class():

@@ -51,6 +51,13 @@ def test_a_count_that_costs_as_much_as_everything_is_refused() -> None:
         {"count_noise": math.nan},
         {"target_quantile": 0.0},
         {"target_quantile": 1.0},
+        {"target_quantile": np.float32(0.5)},
+        {"initial_norm": 1e-300},
+        {"initial_norm": np.float32(1.0)},
+        {"learning_rate": 1e3},
+        {"learning_rate": True},
+        {"count_noise": 1e-300},
+        {"count_noise": np.int64(3)},
     ],
 )
 def test_a_rule_out_of_its_range_is_refused(wrong: dict[str, Any]) -> None:

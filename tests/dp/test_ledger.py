@@ -1,3 +1,4 @@
+import math
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from privfed.dp import _chain
 from privfed.dp._chain import Chain
 from privfed.dp.accounting import epsilon
 from privfed.dp.ledger import Ledger, Reservation
-from privfed.dp.mechanism import Budget, Event, GaussianRelease, NonPrivateRelease, PoissonSampledGaussian, Unit, encode_event
+from privfed.dp.mechanism import Budget, Composition, Event, GaussianRelease, NonPrivateRelease, PoissonSampledGaussian, Unit, encode_event
 from privfed.errors import BudgetExceededError, LedgerError, LedgerLockedError, LedgerTamperedError
 
 BUDGET = Budget(epsilon=2.0, delta=1e-5)
@@ -139,6 +140,26 @@ def test_an_event_over_budget_is_refused_before_anything_is_written(path: Path) 
         assert (ledger.spent(), ledger.rows(), snapshot(path)) == (spent, rows, files)
         assert ledger.reservation(session=SESSION, round=99, attempt=0) is None
         ledger.reserve(replace(EVENT, steps=steps), session=SESSION, round=99, attempt=0)
+
+
+@pytest.mark.parametrize("composition", Composition)
+@pytest.mark.parametrize("events", [1, 3])
+def test_a_budget_is_spent_to_the_last_bit_and_not_a_bit_beyond(path: Path, composition: Composition, events: int) -> None:
+    """A budget of exactly what some events cost covers them; one that is smaller by the last bit of a float does not."""
+    with Ledger.open(path, population="free", budget=Budget(epsilon=1e6, delta=1e-5), composition=composition) as ledger:
+        for number in range(events):
+            ledger.reserve(CHEAP, session=SESSION, round=number, attempt=0)
+        cost = ledger.spent()
+    for limit, covered in ((cost, events), (math.nextafter(cost, 0), events - 1), (cost / 1.005, events - 1)):
+        other = path.with_name(f"{limit!r}.ledger")
+        with Ledger.open(other, population="a", budget=Budget(epsilon=limit, delta=1e-5), composition=composition) as ledger:
+            for number in range(covered):
+                ledger.reserve(CHEAP, session=SESSION, round=number, attempt=0)
+            assert ledger.rounds_possible(CHEAP) == 0
+            with pytest.raises(BudgetExceededError, match="nothing was spent or trained"):
+                ledger.reserve(CHEAP, session=SESSION, round=covered, attempt=0)
+            assert len(ledger.events()) == covered
+            assert ledger.spent() <= limit
 
 
 def test_the_number_of_releases_that_still_fit_is_named(path: Path) -> None:
@@ -296,6 +317,31 @@ def test_rows_are_written_ahead_and_synchronised(path: Path) -> None:
             ledger._chain._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous", "locking_mode")
         ]
     assert settings == ["wal", 2, "exclusive"]
+
+
+def test_every_row_is_synchronised_in_both_files_before_it_is_reported_as_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite synchronises its own file; the head, and the folder of new files, are synchronised here, after they were written."""
+    done: list[str] = []
+    synchronise, write = os.fsync, os.pwrite
+
+    def recording_fsync(descriptor: int) -> None:
+        done.append(f"synchronised {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        synchronise(descriptor)
+
+    def recording_pwrite(descriptor: int, content: bytes, offset: int) -> int:
+        done.append(f"wrote {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        return write(descriptor, content, offset)
+
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(os, "pwrite", recording_pwrite)
+    row = [f"wrote {path.name}.head", f"synchronised {path.name}.head"]
+    with open_ledger(path) as ledger:
+        assert done == [f"synchronised {path.parent.name}", *row]
+        done.clear()
+        reservation = ledger.reserve(CHEAP, session=SESSION, round=0, attempt=0)
+        assert done == row
+        ledger.commit(reservation)
+        assert done == [*row, *row]
 
 
 def test_a_crash_between_the_two_files_is_healed_and_stays_charged(path: Path) -> None:
@@ -627,6 +673,71 @@ def test_a_ledger_that_is_not_what_was_written_is_refused(path: Path, tamper: Ca
     for _ in range(2):  # and a refusal does not repair it
         with pytest.raises(LedgerTamperedError, match="nothing was opened or spent"):
             open_ledger(path)
+
+
+def with_countersignatures(path: Path) -> int:
+    """A ledger of which peers have countersigned a head; returns its number of rows."""
+    with open_ledger(path) as ledger:
+        for number in range(3):
+            ledger.commit(ledger.reserve(CHEAP, session=SESSION, round=number, attempt=0))
+            ledger.record_countersignatures(rows=len(ledger.rows()), context=SESSION, signatures={"bank_b": b"signed"})
+        return len(ledger.rows())
+
+
+HEADS: dict[str, Callable[[bytearray, int], None]] = {
+    "head intact": lambda content, slot: None,
+    "newest slot flipped": lambda content, slot: content.__setitem__(slot + 20, content[slot + 20] ^ 1),
+    "newest slot zeroed": lambda content, slot: content.__setitem__(slice(slot, slot + 72), bytes(72)),
+    "newest slot from an older head": lambda content, slot: content.__setitem__(slice(slot, slot + 72), content[72 - slot : 144 - slot]),
+}
+
+
+@pytest.mark.parametrize("spoil", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("renumbered", [False, True])
+def test_no_single_row_can_be_taken_out_even_where_the_head_is_damaged_as_well(
+    path: Path, spoil: Callable[[bytearray, int], None], renumbered: bool
+) -> None:
+    rows = with_countersignatures(path)
+    whole = snapshot(path)
+    head = path.with_name(path.name + ".head")
+    for number in range(rows):
+        restore(path, whole)
+        rest = [f"UPDATE rows SET number = number - 1 WHERE number > {number}"] if renumbered else []  # noqa: S608
+        edit(path, f"DELETE FROM rows WHERE number = {number}", *rest)  # noqa: S608
+        content = bytearray(head.read_bytes())
+        spoil(content, rows % 2 * 72)
+        head.write_bytes(content)
+        with pytest.raises(LedgerTamperedError, match="nothing was opened or spent"):
+            open_ledger(path)
+
+
+def test_a_damaged_slot_that_no_crash_leaves_is_refused(path: Path) -> None:
+    """The slot that a crash tears is one row behind what is in the database. The other one, or both, are not torn by a crash."""
+    fill(path)
+    head = path.with_name(path.name + ".head")
+    whole = head.read_bytes()
+    older = 72 if int.from_bytes(whole[:8], "big") > int.from_bytes(whole[72:80], "big") else 0
+    content = bytearray(whole)
+    content[older + 20] ^= 1
+    head.write_bytes(content)
+    with pytest.raises(LedgerTamperedError, match="head file"):
+        open_ledger(path)
+    head.write_bytes(whole)
+    open_ledger(path).close()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_torn_write_of_the_head_is_healed_from_the_first_row_on(path: Path, rows: int) -> None:
+    with open_ledger(path) as ledger:
+        for number in range(rows - 1):
+            ledger.reserve(CHEAP, session=SESSION, round=number, attempt=0)
+    head = path.with_name(path.name + ".head")
+    content = bytearray(head.read_bytes())
+    content[rows % 2 * 72 + 20] ^= 1
+    head.write_bytes(content)
+    for _ in range(2):
+        with open_ledger(path) as ledger:
+            assert len(ledger.rows()) == rows
 
 
 @pytest.mark.parametrize("position", [0.3, 0.5, 0.7, 0.9])

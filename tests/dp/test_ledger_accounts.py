@@ -1,6 +1,7 @@
 """Several jobs, queries, data sets and silos in one ledger."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,22 @@ def test_an_event_over_one_of_both_budgets_charges_neither(make: Callable[..., L
         assert (ledger.spent(), ledger.silo_spent()) == spent
         assert ledger.rows() == rows
         reserve(ledger, CHEAP, 2)
+
+
+def test_the_budget_of_a_silo_is_spent_to_the_last_bit_and_not_a_bit_beyond(make: Callable[..., Ledger], tmp_path: Path) -> None:
+    with make(silo_budget=Budget(epsilon=1e6, delta=1e-6)) as ledger:
+        ledger.reserve(CHEAP, session=b"s", round=0, attempt=0, silo_event=SUM)
+        cost = ledger.silo_spent()
+    for limit, covered in ((cost, True), (math.nextafter(cost, 0), False), (cost / 1.005, False)):
+        silo_budget = Budget(epsilon=limit, delta=1e-6)
+        path = tmp_path / f"{limit!r}.ledger"
+        with Ledger.open(path, population="other", budget=Budget.unlimited(delta=1e-6), silo_budget=silo_budget) as ledger:
+            assert ledger.rounds_possible(CHEAP, silo_event=SUM) == covered
+            if covered:
+                ledger.reserve(CHEAP, session=b"s", round=0, attempt=0, silo_event=SUM)
+            with pytest.raises(BudgetExceededError, match="what is spent on the silo as a whole"):
+                ledger.reserve(CHEAP, session=b"s", round=1, attempt=0, silo_event=SUM)
+            assert ledger.silo_spent() <= limit
 
 
 def test_a_silo_is_charged_only_where_it_has_a_budget(make: Callable[..., Ledger]) -> None:

@@ -324,6 +324,38 @@ def test_a_query_about_customers_carries_noise_for_all_of_their_records(tmp_path
             Queries(ledger=ledger, records_per_customer=0)
 
 
+@pytest.mark.parametrize("name", QUERIES)
+def test_every_query_about_customers_of_k_records_carries_k_times_the_noise_of_one_about_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With every draw of the noise at one deviation, what is added to one count, sum or surplus is k times as large."""
+    from privfed.dp import queries as module
+
+    def added(unit: Unit, records: int | None) -> list[float]:
+        path = tmp_path / f"{name}-{unit.name}"
+        with Ledger.open(path, population="a", budget=Budget.unlimited(delta=1e-6), unit=unit) as ledger:
+            queries = Queries(ledger=ledger, records_per_customer=records)
+            match name:
+                case "histogram":
+                    return histogram(queries, [], 3.0).counts.tolist()
+                case "score_histogram":
+                    found = queries.score_histogram([], [], edges=[0.5], noise_multiplier=3.0, purpose="scores")
+                    return [*found.positives.counts.tolist(), *found.negatives.counts.tolist()]
+                case "quantile":
+                    # Of two points, the lower is chosen while the noise outweighs half of the records, which are all above it.
+                    return [sum(quantile(queries, [5.0] * n, 3.0, lower=0.0, step=1.0, points=2) == 0.0 for n in range(100))]
+                case _:
+                    # A mean is noise / (count + noise) of half the range around its middle, on a fine grid.
+                    wide = queries.means(np.zeros((1000, 1)), lower=[-1.0], upper=[1.0], step=1e-12, noise_multiplier=3.0, purpose="m")
+                    return (1000 * wide / (1 - wide)).tolist()
+
+    monkeypatch.setattr(module, "standard_normal", np.ones)
+    one, several = added(Unit.RECORD, None), added(Unit.CUSTOMER, 7)
+    exact = {"histogram": 3.0, "score_histogram": 3.0, "quantile": 4.0, "means": 3.0 * math.sqrt(2)}[name]
+    assert one == pytest.approx([exact] * len(one), rel=1e-6)
+    assert several == pytest.approx([22.0 if name == "quantile" else 7 * exact] * len(one), rel=1e-6)
+
+
 def test_records_have_no_number_per_customer(ledger: Ledger) -> None:
     with pytest.raises(ValueError, match="only there"):
         Queries(ledger=ledger, records_per_customer=2)

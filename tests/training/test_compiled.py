@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from opacus import GradSampleModule
 from torch import nn
@@ -146,8 +146,8 @@ def test_training_with_a_compiled_sum_is_training_but_for_rounding_and_the_wider
         ).update_values.values
 
     ours, _, _ = sums(compiled)
-    # Twice 128 records, each off by blocks of 64 and a few operations more.
-    assert 2 * 128 * 64 * 2**-24 < ours.rounding < 2 * 128 * (64 + 5) * 2**-24
+    # Twice 128 records, each off by blocks of 64, sums over at most 5 + 16 numbers and a few operations more.
+    assert 2 * 128 * (64 + (5 + 16) / 2) * 2**-24 < ours.rounding < 2 * 128 * (64 + (5 + 16) / 2 + 10) * 2**-24
     same = update(None, 1.0 + ours.rounding)
     # Three steps, each a grid step and a rounding of weights below 1; the sum itself is known to 1e-6 * 100 * 0.5.
     tolerance = 3 * 0.1 / 100 * (0.5 * 2**-20 + 5e-5) + 3 * 2**-24
@@ -202,9 +202,9 @@ class ScaledLoss:
 
 EXTREMES = [
     # Size of the features, of the loss, and the bound.
-    (1.0, 1e-25, 0.5), (1.0, 1e-25, 1e-9), (1.0, 1e25, 0.5), (1e25, 1.0, 0.5), (1e-25, 1.0, 0.5), (1e12, 1e-25, 1e-9), (1e18, 1e-24, 1e-9),
-    (1e18, 1e-23, 1e-7), (1e25, 1e-25, 1e-3), (1e-25, 1e25, 0.5), (1e30, 1e-30, 1e-9), (1e37, 1e-37, 1e-9), (1e-37, 1e37, 0.5),
-    (1e18, 1e18, 0.5), (1e19, 1e19, 1e-9),
+    (1.0, 1e-25, 0.5), (1.0, 1e25, 0.5), (1e25, 1.0, 0.5), (1e-25, 1.0, 0.5), (1e12, 1e-25, 1e-6), (1e18, 1e-23, 1e-6), (1e18, 1e-22, 1e-5),
+    (1e25, 1e-25, 1e-3), (1e-25, 1e25, 0.5), (1e30, 1e-30, 1e-6), (1e37, 1e-37, 1e-6), (1e-37, 1e37, 0.5), (1e18, 1e18, 0.5),
+    (1e6, 1e-6, 1e6),
 ]  # fmt: skip
 
 
@@ -232,21 +232,23 @@ def test_tiny_and_huge_gradients_are_clipped_as_opacus_clips_them_in_float64(
         assert abs(size - float(norms[record])) <= 1e-4 * float(norms[record])
 
 
-@pytest.mark.parametrize("derivatives", [1e-20, 1e-12, 1e12])
-def test_the_bound_holds_in_the_compiled_function_where_squares_of_float32_underflow(compiled: CompiledSum, derivatives: float) -> None:
-    """Inputs of 1e18 meet derivatives of 1e-20: the gradient is of size 1e-2, the square of the derivative is 0 in float32."""
-    module = stretched(1e17, 1.0, derivatives=derivatives)
-    parameters = [parameter.detach() for parameter in module.parameters()]
-    features, labels = records(CAPACITY, scale=1e17)
+@pytest.mark.parametrize(("inputs", "derivatives"), [(1e17, 1e-20), (1e17, 1e-12), (1.0, 1e-30), (1e10, 1e-15), (1e17, 1e12)])
+def test_compiled_for_real_extreme_gradients_are_clipped_as_opacus_clips_them_in_float64(
+    compiled: CompiledSum, inputs: float, derivatives: float
+) -> None:
+    module = stretched(inputs, 1.0, derivatives=derivatives)
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    ours = CompiledBookKeeping(module, layers=layers, parameters=list(module.parameters()), compiled=compiled)
+    features, labels = records(CAPACITY, scale=inputs)
     expected = clipped_by_opacus(module, features, labels, scale=1.0, bound=MECHANISM.max_grad_norm)
-    result, norms, largest = compiled.function(features, labels, torch.ones(CAPACITY), *parameters)
-    assert norms.dtype == torch.float64
-    assert float(largest) == float(features.abs().max())
-    assert float((result - expected.sum(dim=0)).norm()) <= 1e-4 * float(expected.norm(dim=1).sum())
+    clipped = ours.sum(features, labels)
+    assert float((clipped.values - expected.sum(dim=0)).norm()) <= 1e-4 * float(expected.norm(dim=1).sum())
 
 
 @settings(max_examples=60, deadline=None)
-@given(inputs=st.floats(-37, 37), scale=st.floats(-37, 37), first=st.floats(-18, 18), bound=st.floats(-11, 11), seed=st.integers(0, 2**20))
+@example(inputs=18.0, scale=-23.0, first=0.0, bound=-6.0, seed=0)  # squares of derivatives are 0 in float32
+@example(inputs=30.0, scale=-30.0, first=0.0, bound=-6.0, seed=0)  # derivatives are as they are scaled down
+@given(inputs=st.floats(-37, 37), scale=st.floats(-37, 37), first=st.floats(-18, 18), bound=st.floats(-6, 6), seed=st.integers(0, 2**20))
 def test_no_record_moves_the_compiled_sum_by_more_than_the_bound_whatever_its_size(
     inputs: float, scale: float, first: float, bound: float, seed: int
 ) -> None:
@@ -278,7 +280,7 @@ def test_what_float32_would_lose_digits_of_goes_through_book_keeping_bit_for_bit
     traced.setattr(ReluNetworkBookKeeping, "_add", lambda self, *arguments: taken.append(1) or book_keeping(self, *arguments))
     compiled = compile_sum(model(), mechanism=MECHANISM, loss=cross_entropy, inputs=5)
     ours, theirs, _ = sums(compiled)
-    for inputs, slow in ((1e15, 0), (1e17, 0), (1e20, 1), (1e25, 1)):
+    for inputs, slow in ((1e9, 0), (1e11, 0), (1e13, 1), (1e25, 1)):
         taken.clear()
         clipped = ours.sum(*records(20, scale=inputs))
         assert len(taken) == slow
@@ -286,7 +288,7 @@ def test_what_float32_would_lose_digits_of_goes_through_book_keeping_bit_for_bit
         assert float((clipped.values - expected.values).norm()) <= (0.0 if slow else 1e-6) * float(expected.values.norm())
 
 
-@pytest.mark.parametrize("bound", [2.0**-41, 2.0**41])
+@pytest.mark.parametrize("bound", [2.0**-21, 2.0**21])
 def test_a_bound_that_float32_cannot_scale_to_is_not_compiled(bound: float) -> None:
     with pytest.raises(ValueError, match="max_grad_norm from 2"):
         compile_sum(model(), mechanism=replace(MECHANISM, max_grad_norm=bound), loss=cross_entropy, inputs=5)

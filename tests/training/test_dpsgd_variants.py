@@ -405,6 +405,17 @@ def test_no_norm_exceeds_the_declared_largest(clipped: list[tuple[float, Clipped
     assert norms[0] == 1.0
 
 
+def test_no_norm_falls_below_a_step_of_the_grid(clipped: list[tuple[float, ClippedSum]]) -> None:
+    # No gradient is as long as the norm, which falls by a factor of exp(-50) in each step, and would soon be 0.
+    clipping = AdaptiveClipping(initial_norm=1.0, target_quantile=0.5, learning_rate=100.0, count_noise=4.0)
+    mechanism = replace(ADAPTIVE, max_grad_norm=1.0, expected_batch_size=16, steps=20, learning_rate=1e-9, adaptive_clipping=clipping)
+    flat = samples_of(np.zeros((16, 2)), np.zeros(16, dtype=np.int64))
+    update(zeros(), flat, mechanism, loss=lambda outputs, labels: 0.0 * outputs.sum(dim=1))
+    norms = [norm for norm, _ in clipped]
+    assert norms[0] == 1.0
+    assert min(norms) == 2**-20
+
+
 def test_counts_and_noised_sums_of_adaptive_steps_are_on_their_grids(
     counts: list[float], clipped: list[tuple[float, ClippedSum]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

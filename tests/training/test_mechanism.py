@@ -1,6 +1,7 @@
 import itertools
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -17,14 +18,14 @@ NON_PRIVATE = NonPrivate(learning_rate=0.1, batch_size=32, steps=10, seed=0)
 
 
 @pytest.mark.parametrize("name", ["noise_multiplier", "max_grad_norm", "sample_rate", "learning_rate"])
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, np.float32(0.1), np.int64(1), True, "0.1", None, 1e-300, Fraction(1, 2)])
 def test_dp_sgd_refuses_numbers_that_are_not_positive_and_finite(name: str, bad: float) -> None:
     with pytest.raises(ValueError, match=f"expected {name}"):
         replace(DP_SGD, **{name: bad})
 
 
 @pytest.mark.parametrize("name", ["expected_batch_size", "steps", "max_records", "batch_capacity", "records_per_customer"])
-@pytest.mark.parametrize("bad", [0, -1, 1.5])
+@pytest.mark.parametrize("bad", [0, -1, 1.5, np.int64(5), np.float32(5), True, "5", 10**13])
 def test_dp_sgd_refuses_counts_below_one_and_fractions(name: str, bad: float) -> None:
     with pytest.raises(ValueError, match=f"expected {name}"):
         replace(DP_SGD, **{name: bad})
@@ -32,13 +33,13 @@ def test_dp_sgd_refuses_counts_below_one_and_fractions(name: str, bad: float) ->
 
 def test_dp_sgd_refuses_a_sample_rate_above_one() -> None:
     assert replace(DP_SGD, sample_rate=1.0).sample_rate == 1.0
-    with pytest.raises(ValueError, match="at most 1"):
+    with pytest.raises(ValueError, match="sample_rate from 1e-15 to 1, got"):
         replace(DP_SGD, sample_rate=1.0001)
 
 
 @pytest.mark.parametrize(
     ("name", "bad"),
-    [("learning_rate", 0.0), ("learning_rate", math.nan), ("batch_size", 0), ("steps", 0), ("seed", -1), ("seed", 0.5)],
+    [("learning_rate", 0.0), ("learning_rate", math.nan), ("batch_size", 0), ("steps", 0), ("seed", -1), ("seed", 0.5), ("seed", True)],
 )
 def test_non_private_refuses_numbers_out_of_range(name: str, bad: float) -> None:
     with pytest.raises(ValueError, match=f"expected {name}"):
@@ -73,6 +74,11 @@ def test_a_mechanism_for_a_budget_spends_just_less_than_it_in_every_variant(vari
     mechanism = DpSgd.for_budget(budget, rounds=10, max_records=20_000, expected_batch_size=256, steps=20, learning_rate=0.5, **variant)
     spent = epsilon([mechanism.event()] * 10, delta=1e-5)
     assert 0.99 * 3.0 <= spent <= 3.0
+    # Rounds count: with one more, the budget is exceeded, and for one alone there is less noise.
+    assert epsilon([mechanism.event()] * 11, delta=1e-5) > 3.0
+    once = DpSgd.for_budget(budget, rounds=1, max_records=20_000, expected_batch_size=256, steps=20, learning_rate=0.5, **variant)
+    assert once.noise_multiplier < 0.9 * mechanism.noise_multiplier
+    assert 0.99 * 3.0 <= epsilon([once.event()], delta=1e-5) <= 3.0
     assert all(getattr(mechanism, name) == value for name, value in variant.items())
 
 
