@@ -4,6 +4,9 @@ Two files: a SQLite database with the rows, and next to it `<name>.head`, a few 
 what the last hash is. The head catches what a chain alone cannot: a database that lost its last rows, or that was replaced
 by an older copy of itself. The same file carries the lock.
 
+A row is written before it is counted, and reported as written after. So the last row may be one that is not counted, after a crash; nobody
+was told of it, and if it is lost, nobody notices.
+
 What no local file can show: that *both* were replaced by copies which belong together, or that somebody who may write both
 computed a whole new chain. Only a party that remembers `head` from outside notices that. It can be shown, without the content
 of any row, that a later head extends an earlier one: a head is the hash of the head before it and of the *hash* of a row, and
@@ -101,6 +104,8 @@ class Chain:
             self._connection = resources.enter_context(closing(self._connect(resolved)))
             self._rows = self._read()
             self._counted = self._read_head()[0]
+            if not read_only and not self._rows:
+                self._write_head()  # that there is none: else nobody could tell a slot that was wiped from one that was never written
             if not read_only and self._counted < len(self._rows):
                 self._write_head()  # else a second crash at the same place would leave it two rows behind, as if rows had been added
             self._resources = resources.pop_all()
@@ -259,8 +264,8 @@ class Chain:
             if count % 2 == place and hashlib.sha256(_TAG + slot[:-_HASH_BYTES]).digest() == slot[-_HASH_BYTES:]:
                 found.append((count, slot[8:-_HASH_BYTES]))
         count, digest = max(found, default=(0, START))
-        # The other slot holds the row before, or nothing yet.
-        torn = len(found) < 2 if count > 1 else any(slots[1 - count % 2])
+        # The other slot holds the row before, which may be no row; before the first, there is nothing in it.
+        torn = len(found) < 2 if count else any(slots[1])
         return count, digest, torn
 
     def _locked(self) -> LedgerLockedError:

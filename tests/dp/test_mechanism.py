@@ -114,8 +114,7 @@ EXTREMES: dict[str, list[float]] = {"noise_multiplier": [1e-9, 1e9], "count_nois
 
 
 @pytest.mark.parametrize("event", ONE_OF_EACH.values(), ids=lambda event: type(event).__name__)
-@pytest.mark.parametrize("relation", [Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT_ONE])
-def test_whatever_an_event_accepts_is_accounted_and_written_down(event: Event, relation: Relation) -> None:
+def test_whatever_an_event_accepts_is_accounted_and_written_down(event: Event) -> None:
     """Each field at the ends of its range, the others as usual: a number at least 0, and the same event again from JSON."""
     for name in asdict(event):
         for extreme in EXTREMES.get(name, [1, 10**9 if name in {"steps", "count"} else 1000]):
@@ -127,7 +126,7 @@ def test_whatever_an_event_accepts_is_accounted_and_written_down(event: Event, r
             if name == "records_per_customer":
                 changes["noise_multiplier"] = 1e-9 * extreme
             extended = replace(event, **changes)
-            assert epsilon([extended], delta=1e-6, relation=relation) >= 0
+            assert epsilon([extended], delta=1e-6) >= 0
             assert decode_event(json.loads(json.dumps(encode_event(extended)))) == extended
 
 
