@@ -29,7 +29,7 @@ _FINEST_GRID: Final = -6  # a sixty-fourth of the unit: beyond, one distribution
 _COARSEST_GRID: Final = 16
 _LEAST_NOISE: Final = 0.01  # below, losses are in the thousands: a bound will do
 _DOUBLE_PRECISION: Final = 2.0**-52
-_SURELY_DRAWN: Final = 1 - 1e-9
+_SURELY_DRAWN: Final = 1 - 1e-12
 
 Kind: TypeAlias = Step | DiscreteGaussianSum
 _Counts: TypeAlias = tuple[tuple[Kind, int], ...]  # sorted, so that equal charges are equal keys of the caches

@@ -45,7 +45,7 @@ _LEAST_NOISE: Final = 1e-9
 _MOST_NOISE: Final = 1e9
 _ACCOUNTED: Final = 0.25  # the accountant itself makes events of less noise: of half for a replaced unit, and of a sum and a count together
 _LEAST_SAMPLE_RATE: Final = 1e-15
-_MOST_SAMPLE_RATE: Final = 1 - 1e-9  # but for 1, without sampling
+_MOST_SAMPLE_RATE: Final = 1 - 1e-12  # but for 1, without sampling
 _LEAST_DELTA: Final = 1e-100
 _LEAST_EPSILON: Final = 1e-9
 _MOST_STEPS: Final = 10**12
@@ -78,7 +78,7 @@ def check_noise(name: str, number: object) -> None:
 
 
 def check_sample_rate(sample_rate: object) -> None:
-    """Refuses what is no sample rate, which is 1 or a float from 1e-15 to 1 - 1e-9, with a ValueError."""
+    """Refuses what is no sample rate, which is 1 or a float from 1e-15 to 1 - 1e-12, with a ValueError."""
     check_real("sample_rate", sample_rate, least=_LEAST_SAMPLE_RATE, most=1.0 if sample_rate == 1 else _MOST_SAMPLE_RATE)
 
 

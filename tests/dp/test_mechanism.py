@@ -110,7 +110,7 @@ def test_every_field_of_every_event_refuses_what_is_out_of_its_range(event: Even
                 replace(event, **{name: wrong})
 
 
-EXTREMES: dict[str, list[float]] = {"noise_multiplier": [1e-9, 1e9], "count_noise": [1e-9, 1e9], "sample_rate": [1e-15, 1 - 1e-9, 1.0]}
+EXTREMES: dict[str, list[float]] = {"noise_multiplier": [1e-9, 1e9], "count_noise": [1e-9, 1e9], "sample_rate": [1e-15, 1 - 1e-12, 1.0]}
 
 
 @pytest.mark.parametrize("event", ONE_OF_EACH.values(), ids=lambda event: type(event).__name__)
