@@ -124,7 +124,7 @@ class Identity:
         """The half that others may know."""
         return self._public
 
-    def sign(self, message: bytes) -> bytes:
+    def sign(self, message: bytes | memoryview) -> bytes:
         """Ed25519 signature, 64 bytes (RFC 8032)."""
         return self._key.sign(message)
 

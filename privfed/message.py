@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from io import BytesIO
 
 from privfed.agreement import DIGEST_BYTES, SESSION_BYTES, RoundContext
 from privfed.errors import (
@@ -134,7 +135,8 @@ def seal(context: RoundContext, identity: Identity, kind: Kind, *, key_id: bytes
     if identity.public not in _speakers(context, kind):
         raise ValueError(f"expected an identity that the roster pins for {kind.name}, got {identity.name!r}")
     agreement = context.agreement
-    body = b"".join(
+    message = BytesIO()  # the signature goes behind what it signs, and a long message is not copied for that
+    message.writelines(
         (
             _PREFIX.pack(MAGIC, FORMAT_VERSION, kind),
             write_text(identity.name),
@@ -147,7 +149,10 @@ def seal(context: RoundContext, identity: Identity, kind: Kind, *, key_id: bytes
             *chunks,
         )
     )
-    return body + identity.sign(body)
+    with message.getbuffer() as body:
+        signature = identity.sign(body)
+    message.write(signature)
+    return message.getvalue()
 
 
 def unseal(data: bytes, context: RoundContext, kind: Kind, *, max_payload: int) -> Frame:

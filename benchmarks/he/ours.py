@@ -16,6 +16,7 @@ from privfed.aggregation.rules import FedAvg
 from privfed.agreement import Agreement, RoundContext, decode_agreement, encode_agreement
 from privfed.approval import approve
 from privfed.digest import hash_message
+from privfed.he._seal_public import ring
 from privfed.he.params import CkksParams
 from privfed.he.profiles import COMPACT, COMPATIBLE, PARITY, STANDARD, Profile
 from privfed.he.secret import RoundKey, SharedKey
@@ -43,6 +44,11 @@ class Round:
     @cached_property
     def _context(self) -> RoundContext:
         return RoundContext(agreement=decode_agreement((self._folder / "agreement.json").read_text(encoding="utf-8")), round=0)
+
+    def _load_ring(self) -> None:
+        """What is made once in a process and serves all rounds; peers load their contexts as early."""
+        params = self._context.agreement.params
+        ring(params.poly_modulus_degree, params.modulus, slots=params.slots)
 
     def _identity(self, name: str) -> Identity:
         return Identity.load(self._folder / f"{name}.pem", name=name)
@@ -81,6 +87,7 @@ class Round:
 
     def upload(self, client: int, meter: Meter) -> bytes:
         tensors, context, identity = self._work.update(client), self._context, self._identity(self._names[client])
+        self._load_ring()
         with meter:
             data = encode_upload(context, identity, self._protected(client, tensors).update)
             upload_hash = hash_message(data)
@@ -89,6 +96,7 @@ class Round:
 
     def serve(self, uploads: Iterator[bytes], answers: Callable[[], None], meter: Meter) -> bytes:
         identity, context = self._identity(_SERVER), self._context
+        self._load_ring()
         with tempfile.TemporaryDirectory(dir=self._folder) as spool:
             with meter:
                 server = Server(context=context, identity=identity, selected=self._names, spool=Path(spool))
@@ -118,6 +126,7 @@ class Round:
 
     def open(self, data: bytes, meter: Meter) -> NDArray[np.floating]:
         context, journal = self._context, self._journal(self._names[0])
+        self._load_ring()
         with meter:
             holder = KeyHolder(context=context, round_key=self._round_key(), journal=journal)
             return holder.open(data).vector.values

@@ -19,7 +19,8 @@ class CompatibleTenseal(Compatible):
     """The compatible profile where the server is another's: no signatures, no tags, nothing but vectors that it adds."""
 
     def upload(self, client: int, meter: Meter) -> bytes:
-        tensors, _ = self._work.update(client), self._context
+        tensors = self._work.update(client)
+        self._load_ring()
         with meter:
             return encode_vector(self._protected(client, tensors).update.vector)
 
@@ -38,6 +39,7 @@ class CompatibleTenseal(Compatible):
 
     def open(self, data: bytes, meter: Meter) -> NDArray[np.floating]:
         agreement, clients = self._context.agreement, self._work.clients
+        self._load_ring()
         with meter:
             key = self._round_key()
             total = decode_sum(data, layout=agreement.sent_layout, params=agreement.params, key_id=key.key_id)

@@ -4,6 +4,7 @@ Every file is a container, compressed or not, whose body says what is in it. Cip
 """
 
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,10 +49,9 @@ class Form:
     scale: float
     version: str
 
-    @property
-    def ciphertext(self) -> bytes:
-        """Header of a ciphertext of two polynomials in NTT form."""
-        return CIPHERTEXT.pack(struct.pack("<4Q", *self.parms_id), 1, 2, self.poly_modulus_degree, PRIMES, self.scale, 1)
+    def ciphertext(self, *, ntt: bool = True) -> bytes:
+        """Header of a ciphertext of two polynomials, in NTT form or as coefficients."""
+        return CIPHERTEXT.pack(struct.pack("<4Q", *self.parms_id), ntt, 2, self.poly_modulus_degree, PRIMES, self.scale, 1)
 
     def container(self, body: bytes) -> bytes:
         """A body as SEAL writes it, uncompressed."""
@@ -71,17 +71,31 @@ def version_of(container: bytes) -> str:
 
 def members(container: bytes) -> bytes:
     """What is inside a container that SEAL wrote, decompressed. Only for SEAL's own output, never for bytes from outside."""
-    magic, _, _, _, compression, _, size = _HEADER.unpack_from(container)
-    body = container[_HEADER.size :]
-    if magic != _MAGIC or size != len(container) or compression not in {_UNCOMPRESSED, _ZSTD}:
-        raise RuntimeError("this SEAL writes another container format")
-    return body if compression == _UNCOMPRESSED else zstandard.ZstdDecompressor().decompressobj().decompress(body)
+    (body,) = members_of_each([container])
+    return body
+
+
+def members_of_each(containers: Iterable[bytes]) -> Iterator[bytes]:
+    """The same of many containers: to make a decompressor takes half as long as to use it."""
+    decompressor = zstandard.ZstdDecompressor()
+    for container in containers:
+        magic, _, _, _, compression, _, size = _HEADER.unpack_from(container)
+        if magic != _MAGIC or size != len(container) or compression not in {_UNCOMPRESSED, _ZSTD}:
+            raise RuntimeError("this SEAL writes another container format")
+        body = memoryview(container)[_HEADER.size :]
+        yield bytes(body) if compression == _UNCOMPRESSED else decompressor.decompressobj().decompress(body)
 
 
 def write_ciphertext(form: Form, words: NDArray[np.uint64], *, seed: bytes = b"") -> bytes:
     """A ciphertext of these words; a seed stands for the second polynomial."""
-    body = form.ciphertext + form.array(words)
+    body = form.ciphertext() + form.array(words)
     return form.container(body + form.container(bytes([_BLAKE2XB]) + seed) if seed else body)
+
+
+def coefficients_header(form: Form) -> bytes:
+    """What stands in front of the 2 N words of a pair of polynomials that are not in NTT form."""
+    nothing = form.container(form.ciphertext(ntt=False) + form.array(np.zeros(2 * form.poly_modulus_degree, np.uint64)))
+    return nothing[: -16 * form.poly_modulus_degree]
 
 
 def write_plaintext(form: Form, words: NDArray[np.uint64]) -> bytes:
@@ -101,7 +115,7 @@ def read_ciphertext(body: bytes, form: Form, count: int, *, seeded: bool) -> tup
     tail = _HEADER.size + 1 + SEED_BYTES if seeded else 0
     as_expected = (
         len(body) == stop + tail
-        and body[: CIPHERTEXT.size] == form.ciphertext
+        and body[: CIPHERTEXT.size] == form.ciphertext()
         and _COUNT.unpack_from(body, start - _COUNT.size) == (count,)
     )
     if not as_expected:

@@ -179,10 +179,10 @@ def saved(thing: Savable) -> bytes:
 
 def saved_each(things: Iterable[Savable]) -> Iterator[bytes]:
     """The containers that SEAL writes for objects, by way of one path."""
-    with memory_path() as path:
+    with memory_path() as path, Path(path).open("rb", buffering=0) as file:
         for thing in things:
             thing.save(path)
-            yield Path(path).read_bytes()
+            yield os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
 
 
 Load = Callable[[NDArray[np.uint64], bytes], Ciphertext]
@@ -264,20 +264,20 @@ def load_sum(public: Ring, words: NDArray[np.uint64]) -> Ciphertext:
     return _load(public, words, b"")
 
 
-def ciphertext_members(container: bytes, public: Ring, *, seeded: bool) -> tuple[NDArray[np.uint64], bytes]:
-    """Words and seed (empty if there is none) of a ciphertext that SEAL saved.
+def ciphertext_members(body: bytes, public: Ring, *, seeded: bool) -> tuple[NDArray[np.uint64], bytes]:
+    """Words and seed (empty if there is none) of a ciphertext that SEAL saved, without its container.
 
     Raises:
         RuntimeError: If this SEAL writes another format. Nothing was sent.
     """
     count = public.poly_modulus_degree * (1 if seeded else 2)
-    return read_ciphertext(members(container), public.form(_SCALE), count, seeded=seeded)
+    return read_ciphertext(body, public.form(_SCALE), count, seeded=seeded)
 
 
 def expand(public: Ring, seed: bytes) -> NDArray[np.uint64]:
     """The second polynomial, of shape (N,) in NTT form, for which a seed stands."""
     ciphertext = load_fresh(public, np.zeros(public.poly_modulus_degree, np.uint64), seed)
-    words, _ = ciphertext_members(saved(ciphertext), public, seeded=False)
+    words, _ = ciphertext_members(members(saved(ciphertext)), public, seeded=False)
     return words[public.poly_modulus_degree :]
 
 
@@ -315,5 +315,5 @@ class WeightedSum:
         """
         if self._sum is None:
             raise ValueError("expected at least one ciphertext in the sum, got none")
-        words, _ = ciphertext_members(saved(self._sum), self._ring, seeded=False)
+        words, _ = ciphertext_members(members(saved(self._sum)), self._ring, seeded=False)
         return words

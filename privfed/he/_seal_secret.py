@@ -1,8 +1,13 @@
 """SEAL with secrets: key generation, encryption, and the one unrounded decryption, which stays inside this package."""
 
 import hashlib
+import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from mmap import mmap
+from pathlib import Path
 from typing import NoReturn, final
 
 import numpy as np
@@ -12,8 +17,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
 from privfed.he import _seal_public
+from privfed.he._seal_bytes import coefficients_header, members_of_each, write_plaintext
 
 KEY_SEED_BYTES = 64
+
+Transform = Callable[[NDArray[np.int64]], list[seal.Plaintext]]
+"""Makes plaintexts, at scale 1, of the polynomials with these coefficients, of shape (k, N), each below half of the modulus."""
 
 
 def derive(secret: bytes, length: int, *fields: bytes) -> bytes:
@@ -39,6 +48,62 @@ class Secret:
 
     def __getstate__(self) -> NoReturn:
         self.__reduce__()
+
+
+@contextmanager
+def transform(ring: _seal_public.Ring) -> Generator[Transform]:
+    """Gives what makes plaintexts of integer coefficients: exactly, and in a third of the time that SEAL's encoder takes.
+
+    The encoder takes values at slots. A number-theoretic transform of coefficients SEAL has for ciphertexts alone, whose polynomials a
+    decryptor turns into plaintexts: it returns c0 + s c1. So with c0 = a, c1 = b - a, the constants s = 0 and s = 1, which are no
+    secrets, give a and b.
+
+    Args:
+        ring: A ring of one prime.
+    """
+    at_zero, at_one = _decryptors_at_constants(ring)
+    modulus, header, shape = np.uint64(ring.modulus), coefficients_header(ring.form(1.0)), (2, ring.poly_modulus_degree)
+
+    with _seal_public.memory_path() as path, Path(path).open("r+b", buffering=0) as file:
+        file.truncate(len(header) + 8 * math.prod(shape))
+        file.write(header)
+        # What is written to these words SEAL loads from the path. The mapping goes with them.
+        pair = np.ndarray(shape, "<u8", mmap(file.fileno(), 0), len(header))
+
+        def plaintexts(coefficients: NDArray[np.int64]) -> list[seal.Plaintext]:
+            found: list[seal.Plaintext] = []
+            for index in range(0, len(coefficients), 2):
+                first, second = coefficients[index], coefficients[min(index + 1, len(coefficients) - 1)]
+                difference = second - first
+                alike = not difference.any()
+                if alike:
+                    difference[0] = 1  # SEAL refuses to transform a ciphertext whose c1 is zero
+                for words, numbers in zip(pair, (first.view(np.uint64), difference.view(np.uint64)), strict=True):
+                    # A negative number is a huge word, and one modulus more a small one.
+                    np.minimum(numbers, np.add(numbers, modulus, out=words), out=words)
+                ciphertext = seal.Ciphertext()
+                ciphertext.load(ring.context, path)
+                ring.evaluator.transform_to_ntt_inplace(ciphertext)
+                for decryptor in (at_zero, at_zero if alike else at_one):
+                    found.append(seal.Plaintext())
+                    decryptor.decrypt(ciphertext, found[-1])
+            return found[: len(coefficients)]
+
+        yield plaintexts
+
+
+@cache
+def _decryptors_at_constants(ring: _seal_public.Ring) -> tuple[seal.Decryptor, seal.Decryptor]:
+    """What decrypts under the polynomials 0 and 1."""
+
+    def decryptor(constant: int) -> seal.Decryptor:
+        key = seal.SecretKey()
+        with _seal_public.memory_path() as path:
+            Path(path).write_bytes(write_plaintext(ring.form(1.0), np.full(ring.poly_modulus_degree, constant, np.uint64)))
+            key.load(ring.context, path)
+        return seal.Decryptor(ring.context, key)
+
+    return decryptor(0), decryptor(1)
 
 
 @final
@@ -77,17 +142,29 @@ class RingKey(Secret):
         body = _seal_public.members(_seal_public.saved(self._key))
         return np.frombuffer(body[-8 * self._ring.poly_modulus_degree :], "<u8")
 
-    def encrypt(self, polynomials: Sequence[NDArray[np.complex128]]) -> list[tuple[NDArray[np.uint64], bytes]]:
-        """Encrypts the polynomials with these values at SEAL's slots, with fresh randomness from the operating system.
+    def encrypt(self, batches: Iterable[NDArray[np.int64]], *, slots: bool) -> Iterator[tuple[NDArray[np.uint64], bytes]]:
+        """Encrypts polynomials, with fresh randomness from the operating system.
 
-        Returns:
+        Args:
+            batches: Coefficients of a few polynomials at a time, of shape (k, N), below half of the modulus in absolute value; or, with
+                slots, their values at SEAL's slots, of shape (k, N / 2), which SEAL's encoder rounds. Private.
+            slots: Which.
+
+        Yields:
             Of each the words of c0, of shape (N,), and the seed of c1.
         """
-        # Step by step for all, and not all steps for each: a sixth less time, because code and tables stay in the processor's caches.
-        plaintexts = [self._ring.plaintext(values) for values in polynomials]
-        ciphertexts = [self._encryptor.encrypt_symmetric(plaintext) for plaintext in plaintexts]
-        containers = list(_seal_public.saved_each(ciphertexts))
-        return [_seal_public.ciphertext_members(container, self._ring, seeded=True) for container in containers]
+        for body in members_of_each(_seal_public.saved_each(self._encrypted(batches, slots=slots))):
+            yield _seal_public.ciphertext_members(body, self._ring, seeded=True)
+
+    def _encrypted(self, batches: Iterable[NDArray[np.int64]], *, slots: bool) -> Iterator[_seal_public.Savable]:
+        if slots:
+            for numbers in batches:
+                yield from [self._encryptor.encrypt_symmetric(self._ring.plaintext(row.astype(np.complex128))) for row in numbers]
+            return
+        with transform(self._ring) as plaintexts:
+            for numbers in batches:
+                # Step by step for all, and not all steps for each: code and tables stay in the processor's caches.
+                yield from [self._encryptor.encrypt_symmetric(plaintext) for plaintext in plaintexts(numbers)]
 
     def decrypt_unrounded(self, words: NDArray[np.uint64]) -> NDArray[np.complex128]:
         """Values, at SEAL's slots, of the polynomial inside a ciphertext, noise included.

@@ -138,20 +138,23 @@ def interpolate(values: NDArray[np.complex128]) -> NDArray[np.float64]:
     return np.concatenate((halves.real, halves.imag))
 
 
-def spread(grid: NDArray[np.int64], params: CkksParams) -> NDArray[np.complex128]:
-    """Values, at SEAL's slots, of the polynomial that holds one chunk of grid points above the guard bits.
+def spread(grid: NDArray[np.int64], params: CkksParams) -> NDArray[np.int64]:
+    """Grid points above the guard bits, in chunks filled up with zeros: coefficients of polynomials or, with slots, values at slots.
 
     Args:
-        grid: Up to `params.chunk_coordinates` grid points. Private.
+        grid: Grid points, one chunk or several. Private.
         params: Packing and guard bits.
+
+    Returns:
+        Of shape (chunks, params.chunk_coordinates), each below half of the modulus in absolute value.
     """
-    numbers = np.zeros(params.chunk_coordinates)
-    numbers[: grid.size] = grid * 2.0**params.guard_bits
-    return numbers.astype(np.complex128) if params.slots else evaluate(numbers)
+    numbers = np.zeros((-(-grid.size // params.chunk_coordinates), params.chunk_coordinates), np.int64)
+    np.left_shift(grid, params.guard_bits, out=numbers.reshape(-1)[: grid.size])
+    return numbers
 
 
 def gather(values: NDArray[np.complex128], params: CkksParams) -> NDArray[np.float64]:
-    """The numbers of one chunk, noise included, from the values at SEAL's slots: the inverse of `spread` but for the noise.
+    """The numbers of one chunk, noise included, from the values at SEAL's slots: what `spread` made, but for the noise.
 
     Args:
         values: Of shape (N / 2,). Private, and as dangerous as `RingKey.decrypt_unrounded` says.
@@ -187,8 +190,10 @@ def weighted_words(pairs: Iterable[tuple[int, NDArray[np.uint64]]], params: Ckks
 
 def pack_words(words: NDArray[np.uint64], params: CkksParams) -> bytes:
     """Little-endian words of `word_bytes` bytes each. Every word must be below the modulus."""
-    octets = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
-    return octets[:, : params.word_bytes].tobytes()
+    packed = np.empty(words.size * params.word_bytes + 8, np.uint8)
+    # Each word overwrites the zeros that the one before it has left behind its bytes.
+    _overlapping(packed, words.size, params)[:] = words
+    return packed[: words.size * params.word_bytes].tobytes()
 
 
 def unpack_words(data: bytes, params: CkksParams) -> NDArray[np.uint64]:
@@ -199,9 +204,14 @@ def unpack_words(data: bytes, params: CkksParams) -> NDArray[np.uint64]:
     """
     if len(data) % params.word_bytes:
         raise InvalidMessageError
-    octets = np.zeros((len(data) // params.word_bytes, 8), np.uint8)
-    octets[:, : params.word_bytes] = np.frombuffer(data, np.uint8).reshape(-1, params.word_bytes)
-    words = octets.view("<u8").ravel().astype(np.uint64, copy=False)
+    packed = np.zeros(len(data) + 8, np.uint8)
+    packed[: len(data)] = np.frombuffer(data, np.uint8)
+    words = _overlapping(packed, len(data) // params.word_bytes, params) & np.uint64((1 << 8 * params.word_bytes) - 1)
     if (words >= params.modulus).any():
         raise InvalidMessageError
     return words
+
+
+def _overlapping(packed: NDArray[np.uint8], count: int, params: CkksParams) -> NDArray[np.uint64]:
+    """Eight bytes at the place of each packed word: a view, of which several words share bytes, from front to back."""
+    return np.ndarray((count,), "<u8", packed, strides=(params.word_bytes,))

@@ -36,7 +36,7 @@ _FILE_HEADER = b"privfed shared key v1\n"
 # The mean square of n noise terms stays within this share of its expectation, but for a probability of 2^-60 per chunk. See
 # `_is_residual_of`.
 _MEAN_SQUARE_TOLERANCE = 0.25
-_CHUNKS_AT_ONCE = 32
+_CHUNKS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,16 +213,14 @@ def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_k
     ring = _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots)
     ring_key = round_key._take()  # pyright: ignore[reportPrivateUsage]
     tag_key = round_key._tag_key  # pyright: ignore[reportPrivateUsage]
-    chunks, size = list[bytes](), params.chunk_coordinates
+    chunks, size = list[bytes](), params.chunk_coordinates * _CHUNKS_AT_ONCE
 
     def encrypted() -> Iterator[NDArray[np.uint64]]:
         """Encrypts a few chunks at a time, and hands on the words that the tags cover."""
-        for start in range(0, layout.size, size * _CHUNKS_AT_ONCE):
-            stop = min(start + size * _CHUNKS_AT_ONCE, layout.size)
-            polynomials = [spread(grid[first : min(first + size, stop)], params) for first in range(start, stop, size)]
-            for words, seed in ring_key.encrypt(polynomials):
-                chunks.append(pack_words(words, params) + seed)
-                yield words if params.seeded_sums else np.concatenate((words, _seal_public.expand(ring, seed)))
+        batches = (spread(grid[start : start + size], params) for start in range(0, layout.size, size))
+        for words, seed in ring_key.encrypt(batches, slots=params.slots):
+            chunks.append(pack_words(words, params) + seed)
+            yield words if params.seeded_sums else np.concatenate((words, _seal_public.expand(ring, seed)))
 
     values = tag_key.tag(encrypted()).values
     seeds = hashlib.sha256(b"".join(chunk[-SEED_BYTES:] for chunk in chunks)).digest()

@@ -30,7 +30,8 @@ from privfed.he.params import SEALED_TAGS_BYTES, CkksParams
 TAGS = 4
 TAG_SECRET_BYTES = 32
 _TAG_BYTES, _DIGEST_BYTES, _NONCE_BYTES, _RANDOM_BYTES = 8, 32, 12, 4
-# Random numbers and words are cut into limbs of 16 bits: sums of up to 2^21 products of two limbs are exact in double precision.
+# Random numbers and words are cut into limbs of 16 bits: sums of up to 2^21 products of two limbs, those of one chunk, are exact in double
+# precision, and of up to 2^32, those of all chunks, in 64 bits. A model of so many parameters would not fit into one message.
 _LIMB_BITS, _LIMBS = 16, 4
 
 
@@ -72,12 +73,14 @@ class TagKey(Secret):
             chunks: Words below the modulus of each chunk in its order, of any number that is the same for uploads and sums.
             seeds: Digest of the seeds of an upload.
         """
-        total, stream = [0] * TAGS, _key_stream(self._random)
+        sums, stream = np.zeros((2 * TAGS, _LIMBS), np.uint64), _key_stream(self._random)
         for words in chunks:
             halves = np.frombuffer(stream(TAGS * _RANDOM_BYTES * words.size), "<u2").reshape(2 * TAGS, words.size).astype(np.float64)
             limbs = words.astype("<u8", copy=False).view("<u2").reshape(words.size, _LIMBS).astype(np.float64)
-            for row, sums in enumerate((halves @ limbs).astype(np.int64).tolist()):
-                total[row // 2] += sum(value << _LIMB_BITS * (row % 2 + limb) for limb, value in enumerate(sums))
+            sums += (halves @ limbs).astype(np.uint64)
+        total = [0] * TAGS
+        for row, values in enumerate(sums.tolist()):
+            total[row // 2] += sum(value << _LIMB_BITS * (row % 2 + limb) for limb, value in enumerate(values))
         return Tags(values=tuple(value % self._params.modulus for value in total), seeds=seeds)
 
     def combine(self, tags: Sequence[Tags], coefficients: Sequence[int]) -> Tags:

@@ -191,11 +191,14 @@ def test_derived_roundoff_is_a_bound_but_not_a_wild_one():
 
 
 @pytest.mark.parametrize("params", EVERY, ids=lambda params: f"{params.word_bytes} bytes")
-@pytest.mark.parametrize("size", [1, 100, 4096])
-def test_a_chunk_that_is_spread_gathers_to_the_same_numbers(params, size):
+@pytest.mark.parametrize("size", [1, 100, 4096, 4097, 10_000])
+def test_chunks_that_are_spread_gather_to_the_same_numbers(params, size):
     grid = np.random.default_rng(6).integers(-params.largest_point, params.largest_point + 1, size)
-    numbers = gather(spread(grid, params), params) / 2**params.guard_bits
-    assert numbers.shape == (params.chunk_coordinates,)
+    chunks = spread(grid, params)
+    assert chunks.shape == (math.ceil(size / params.chunk_coordinates), params.chunk_coordinates)
+    assert 2 * np.abs(chunks).max() < params.modulus
+    rows = [row.astype(np.complex128) if params.slots else evaluate(row.astype(np.float64)) for row in chunks]
+    numbers = np.concatenate([gather(row, params) for row in rows]) / 2**params.guard_bits
     np.testing.assert_array_equal(np.rint(numbers)[:size], grid)
     assert not np.rint(numbers)[size:].any()
 

@@ -13,7 +13,7 @@ import pytest
 
 from privfed.errors import DecryptionError, InvalidMessageError, ParametersMismatchError, RoundKeyUsedError, RoundMismatchError
 from privfed.he import _seal_public, secret
-from privfed.he._seal_secret import RingKey, derive
+from privfed.he._seal_secret import RingKey, derive, transform
 from privfed.he.additive import weighted_sum
 from privfed.he.codec import evaluate, interpolate, pack_words, unpack_words
 from privfed.he.params import FRESH_NOISE, FRESH_NOISE_VARIANCE, CkksParams
@@ -214,6 +214,44 @@ def test_ring_keys_need_64_bytes(params):
 # ---- encryption
 
 
+def transformed(coefficients, params):
+    """Words of the plaintexts that are made of integer coefficients."""
+    ring = _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=False)
+    with transform(ring) as plaintexts:
+        bodies = [_seal_public.members(_seal_public.saved(plaintext)) for plaintext in plaintexts(np.array(coefficients))]
+    return [np.frombuffer(body, "<u8", 4096, len(body) - 8 * 4096).tolist() for body in bodies]
+
+
+@pytest.mark.parametrize("profile", [CkksParams.standard(), CkksParams.compact(), CkksParams.parity(clients=4)], ids=lambda p: f"{p.word_bytes}")
+def test_plaintexts_of_coefficients_are_what_seal_encodes_word_for_word(profile):
+    ring = _seal_public.ring(profile.poly_modulus_degree, profile.modulus, slots=False)
+    # Below 2^31 the encoder is exact too: its relative error is below 2^-44, of the norm, which is at most 2^6 times a coefficient.
+    largest = min(2**31, profile.modulus >> 8)
+    coefficients = np.random.default_rng(8).integers(-largest, largest + 1, (5, 4096))
+    assert transformed(coefficients, profile) == [ring.encode(evaluate(row.astype(np.float64))).tolist() for row in coefficients]
+
+
+def test_plaintexts_of_the_largest_coefficients_are_exact(params):
+    largest, one = (params.modulus - 1) // 2, np.zeros(4096, np.int64)
+    one[0] = 1
+    x = np.roll(one, 1)
+    words = np.array(transformed([one, x, largest * x, -largest * x], params), dtype=object)
+    assert (words[0] == 1).all()
+    assert all(pow(word, 4096, params.modulus) == params.modulus - 1 for word in words[1])
+    assert (words[2] == largest * words[1] % params.modulus).all()
+    assert (words[3] == -largest * words[1] % params.modulus).all()
+
+
+@pytest.mark.parametrize("rows", [[0], [1], [0, 0], [1, 1], [0, 1, 1], [1, 0, 0, 0, 0], [2, 2, 1, 0]])
+def test_chunks_that_are_alike_zero_or_odd_in_number_are_transformed_one_by_one(rows, params):
+    random = np.random.default_rng(9).integers(-(2**40), 2**40, 4096)
+    coefficients = np.array([np.zeros(4096, np.int64), random, -random])
+    alone = [transformed(coefficients[row : row + 1], params)[0] for row in range(3)]
+    assert alone[0] == [0] * 4096
+    assert all((a + b) % params.modulus == 0 for a, b in zip(alone[1], alone[2], strict=True))
+    assert transformed(coefficients[rows], params) == [alone[row] for row in rows]
+
+
 def test_two_clients_encrypt_the_same_grid_differently_and_it_opens_to_the_same(grid, seal, new_key):
     one, two = seal(grid), seal(grid)
     assert one.key_id == two.key_id
@@ -397,10 +435,10 @@ def test_what_is_opened_does_not_give_the_key_away_and_an_unrounded_decryption_w
 
 def test_the_seeded_context_would_repeat_itself_and_the_rings_does_not(params):
     ring = _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=False)
-    values = evaluate(np.zeros(4096))
+    zeros = np.zeros((2, 4096), np.int64)
     keys = [RingKey(ring, bytes(64)) for _ in range(2)]
     assert keys[0].digest(b"x") == keys[1].digest(b"x")
-    seeds = [seed for key in keys for _, seed in (*key.encrypt([values, values]), *key.encrypt([values]))]
+    seeds = [seed for key in keys for _, seed in key.encrypt([zeros, zeros[:1]], slots=False)]
     assert len(set(seeds)) == 6
 
 
