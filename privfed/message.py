@@ -135,21 +135,24 @@ def seal(context: RoundContext, identity: Identity, kind: Kind, *, key_id: bytes
     if identity.public not in _speakers(context, kind):
         raise ValueError(f"expected an identity that the roster pins for {kind.name}, got {identity.name!r}")
     agreement = context.agreement
-    message = BytesIO()  # the signature goes behind what it signs, and a long message is not copied for that
-    message.writelines(
-        (
-            _PREFIX.pack(MAGIC, FORMAT_VERSION, kind),
-            write_text(identity.name),
-            _ROUND.pack(agreement.session, context.round, context.attempt, context.history),
-            *(agreement.parts[part] for part in _PARTS),
-            key_id,
-            write_text(agreement.params.versions),
-            (len(payload) + sum(len(chunk) for chunk in chunks)).to_bytes(8, "big"),
-            payload,
-            *chunks,
-        )
+    parts = (
+        _PREFIX.pack(MAGIC, FORMAT_VERSION, kind),
+        write_text(identity.name),
+        _ROUND.pack(agreement.session, context.round, context.attempt, context.history),
+        *(agreement.parts[part] for part in _PARTS),
+        key_id,
+        write_text(agreement.params.versions),
+        (len(payload) + sum(len(chunk) for chunk in chunks)).to_bytes(8, "big"),
+        payload,
+        *chunks,
     )
-    with message.getbuffer() as body:
+    # A long message is neither copied for the signature behind it, nor does it grow piece by piece.
+    message = BytesIO()
+    message.seek(sum(len(part) for part in parts))
+    message.write(bytes(SIGNATURE_BYTES))
+    message.seek(0)
+    message.writelines(parts)
+    with message.getbuffer() as whole, whole[:-SIGNATURE_BYTES] as body:
         signature = identity.sign(body)
     message.write(signature)
     return message.getvalue()

@@ -19,7 +19,7 @@ from benchmarks.he.tables import judge, print_tables
 from benchmarks.he.workload import Workload
 
 UNUSABLE, NOT_REACHED = 2, 1
-REPETITIONS = 3
+REPETITIONS = 5
 _QUICK_PARAMS, _QUICK_CLIENTS = 10_000, 3
 
 
@@ -39,7 +39,7 @@ def main(
 ) -> None:
     """Compares bytes, CPU time, memory and error of averaging under encryption.
 
-    CPU times are the fewest of three repetitions, because other work on a machine only ever adds to them. Exit status: 1 if
+    CPU times are the fewest of five repetitions, because other work on a machine only ever adds to them. Exit status: 1 if
     something that is required at a million parameters or more is not reached; 2 if an argument is wrong.
     """
     if quick:

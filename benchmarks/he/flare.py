@@ -58,7 +58,7 @@ class Flare:
 
     def answer(self, meter: Meter) -> None: ...
 
-    def upload(self, client: int, meter: Meter) -> bytes:
+    def upload(self, client: int, meter: Meter, agreeing: Meter) -> bytes:  # noqa: ARG002
         update = self._work.update(client)
         self._set_peer("server")
         encryptor = HEModelEncryptor(weigh_by_local_iter=True)

@@ -88,7 +88,7 @@ class SecAggPlus:
             received = ConfigRecord({Key.SOURCE_LIST: sources[node], Key.CIPHERTEXT_LIST: ciphertexts[node]})
             (self._folder / f"received-{node}").write_bytes(_dump(received))
 
-    def upload(self, client: int, meter: Meter) -> bytes:
+    def upload(self, client: int, meter: Meter, agreeing: Meter) -> bytes:  # noqa: ARG002
         node = client + 1
         state, received = self._state(node), _load((self._folder / f"received-{node}").read_bytes())
         parameters = ndarrays_to_parameters(list(self._work.update(client).values()))

@@ -85,11 +85,12 @@ class Round:
         update = Update(sender=self._names[client], round=context.round, vector=context.agreement.layout.flatten(tensors))
         return protect(update, context, round_key=self._round_key())
 
-    def upload(self, client: int, meter: Meter) -> bytes:
+    def upload(self, client: int, meter: Meter, agreeing: Meter) -> bytes:
         tensors, context, identity = self._work.update(client), self._context, self._identity(self._names[client])
         self._load_ring()
         with meter:
             data = encode_upload(context, identity, self._protected(client, tensors).update)
+        with agreeing:
             upload_hash = hash_message(data)
         (self._folder / f"{self._names[client]}.hash").write_bytes(upload_hash)
         return data

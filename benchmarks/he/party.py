@@ -29,11 +29,11 @@ class Implementation(Protocol):
     def __init__(self, work: Workload, folder: Path) -> None: ...
 
     def prepare(self, meter: Meter) -> None:
-        """What is done before anybody uploads. Metered is what each client does, for all of them."""
+        """What is done before anybody uploads. Metered is what each client does in every round, for all of them."""
         ...
 
-    def upload(self, client: int, meter: Meter) -> bytes:
-        """The client's role: a message to the server, out of its update."""
+    def upload(self, client: int, meter: Meter, agreeing: Meter) -> bytes:
+        """The client's role: a message to the server, out of its update. `agreeing` is for what it does only to agree on what is summed."""
         ...
 
     def serve(self, uploads: Iterator[bytes], answers: Callable[[], None], meter: Meter) -> bytes:
@@ -70,16 +70,16 @@ class Line:
             yield Path(path).read_bytes()
 
 
-def play(implementation: Implementation, role: str, folder: Path, client: str, line: Line) -> Meter:
-    """Plays a role once, or that of a client for every number that is said."""
-    meter = Meter()
+def play(implementation: Implementation, role: str, folder: Path, client: str, line: Line) -> tuple[Meter, Meter]:
+    """Plays a role once, or that of a client for every number that is said. The second meter is for what a client does to agree."""
+    meter, agreeing = Meter(), Meter()
     if role == "prepare":
         implementation.prepare(meter)
     elif role == "client":
-        _write(upload_path(folder, int(client)), implementation.upload(int(client), meter))
+        _write(upload_path(folder, int(client)), implementation.upload(int(client), meter, agreeing))
     elif role == "other-clients":
         while (number := line.ask(NEXT)) != END:
-            _write(upload_path(folder, int(number)), implementation.upload(int(number), Meter()))
+            _write(upload_path(folder, int(number)), implementation.upload(int(number), Meter(), Meter()))
     elif role == "server":
         _write(folder / "result", implementation.serve(line.uploads(), lambda: _heard(line.ask(ANSWERS)), meter))
     elif role == "answer":
@@ -88,7 +88,7 @@ def play(implementation: Implementation, role: str, folder: Path, client: str, l
         np.save(folder / "mean.npy", implementation.open((folder / "result").read_bytes(), meter))
     else:
         raise ValueError(f"expected a role, got {role!r}")
-    return meter
+    return meter, agreeing
 
 
 def upload_path(folder: Path, client: int) -> Path:
@@ -118,8 +118,9 @@ def main() -> None:
         made: type[Implementation] = getattr(importlib.import_module(contender.module), contender.type_name)
         implementation = made(Workload(**json.loads(work)), Path(folder))
         line = Line(output)
-        meter = play(implementation, role, Path(folder), client[0] if client else "", line)
-        line.say(json.dumps({"cpu_seconds": meter.cpu_seconds, "peak_megabytes": meter.peak_megabytes}))
+        meter, agreeing = play(implementation, role, Path(folder), client[0] if client else "", line)
+        figures = {"cpu_seconds": meter.cpu_seconds, "peak_megabytes": meter.peak_megabytes, "agreeing_cpu_seconds": agreeing.cpu_seconds}
+        line.say(json.dumps(figures))
 
 
 if __name__ == "__main__":

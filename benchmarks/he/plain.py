@@ -21,7 +21,7 @@ class Float32:
 
     def answer(self, meter: Meter) -> None: ...
 
-    def upload(self, client: int, meter: Meter) -> bytes:
+    def upload(self, client: int, meter: Meter, agreeing: Meter) -> bytes:  # noqa: ARG002
         update = self._work.update(client)
         with meter:
             return b"".join(tensor.tobytes() for tensor in update.values())

@@ -28,7 +28,11 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one implementation takes. Seconds are the fewest, megabytes the most, of the repetitions; an opener is a client that opens."""
+    """What one implementation takes. Seconds are the fewest, megabytes the most, of the repetitions.
+
+    A client's seconds are those from its update to the bytes that it sends; `agreement_cpu_s` are those that it spends besides, to agree
+    with the others on keys and on what will be summed. An opener is a client that opens the sum.
+    """
 
     name: str
     params: int
@@ -38,6 +42,7 @@ class Cost:
     bytes_down_per_parameter: float
     client_cpu_s: float
     server_cpu_s: float
+    agreement_cpu_s: float
     opener_cpu_s: float
     client_peak_mb: float
     server_peak_mb: float
@@ -116,7 +121,7 @@ class Bench:
         return Party(self.python, self.contender, role, self.work, self.folder, *client)
 
     def measure(self) -> dict[str, float]:
-        """All roles. The CPU time of what clients do together before and after their uploads is shared out among them."""
+        """All roles. The CPU time of what clients do before and after their uploads is measured for all of them, and shared out."""
         together = self.play("prepare")["cpu_seconds"]
         clients = [self.play("client", str(client)) for client in range(min(self.repetitions, self.work.clients))]
         size = upload_path(self.folder, 0).stat().st_size
@@ -133,12 +138,13 @@ class Bench:
         openers = [self.play("opener") for _ in range(self.repetitions)]
         fewest = {role: min(cost["cpu_seconds"] for cost in costs) for role, costs in self._named(clients, servers, openers)}
         most = {role: max(cost["peak_megabytes"] for cost in costs) for role, costs in self._named(clients, servers, openers)}
-        fewest["client"] += (together + min(answers)) / self.work.clients
+        hashing = min(client["agreeing_cpu_seconds"] for client in clients)
         down = (self.folder / "result").stat().st_size
         return {
             "bytes_up_per_parameter": size / self.work.params,
             "bytes_down_per_parameter": down / self.work.params,
             **{f"{role}_cpu_s": seconds for role, seconds in fewest.items()},
+            "agreement_cpu_s": hashing + (together + min(answers)) / self.work.clients,
             **{f"{role}_peak_mb": megabytes for role, megabytes in most.items()},
         }
 

@@ -23,6 +23,7 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("B down", "bytes_down_per_parameter", ".2f"),
     ("client CPU s", "client_cpu_s", ".3f"),
     ("server CPU s", "server_cpu_s", ".3f"),
+    ("agreement CPU s", "agreement_cpu_s", ".3f"),
     ("opener CPU s", "opener_cpu_s", ".3f"),
     ("client MB", "client_peak_mb", ".0f"),
     ("server MB", "server_peak_mb", ".0f"),

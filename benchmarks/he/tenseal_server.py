@@ -18,7 +18,7 @@ from privfed.he.tenseal_vectors import decode_sum, encode_vector
 class CompatibleTenseal(Compatible):
     """The compatible profile where the server is another's: no signatures, no tags, nothing but vectors that it adds."""
 
-    def upload(self, client: int, meter: Meter) -> bytes:
+    def upload(self, client: int, meter: Meter, agreeing: Meter) -> bytes:  # noqa: ARG002
         tensors = self._work.update(client)
         self._load_ring()
         with meter:
@@ -65,7 +65,7 @@ class PerTensor:
     def _context(self, party: str) -> tenseal.Context:
         return tenseal.context_from((self._folder / f"{party}.context").read_bytes())
 
-    def upload(self, client: int, meter: Meter) -> bytes:
+    def upload(self, client: int, meter: Meter, agreeing: Meter) -> bytes:  # noqa: ARG002
         update, context = self._work.update(client), self._context("client")
         with meter:
             return pack([tenseal.ckks_vector(context, tensor).serialize() for tensor in update.values()])

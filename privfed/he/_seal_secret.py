@@ -153,7 +153,9 @@ class RingKey(Secret):
         Yields:
             Of each the words of c0, of shape (N,), and the seed of c1.
         """
-        for body in members_of_each(_seal_public.saved_each(self._encrypted(batches, slots=slots))):
+        for body in members_of_each(
+            _seal_public.saved_each(self._encrypted(batches, slots=slots), most=16 * self._ring.poly_modulus_degree)
+        ):
             yield _seal_public.ciphertext_members(body, self._ring, seeded=True)
 
     def _encrypted(self, batches: Iterable[NDArray[np.int64]], *, slots: bool) -> Iterator[_seal_public.Savable]:

@@ -1,5 +1,6 @@
 """The public half of encrypted updates: what a server can do, which is to check, to weight and to add."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -90,14 +91,20 @@ class SeededSum:
         if len(coefficients) != len(self.seeds):
             raise ValueError(f"expected one coefficient for each of {len(self.seeds)} uploads, got {len(coefficients)}")
         check_coefficients(coefficients, self.params)
-        ring, zeros = _ring(self.params), np.zeros(self.params.poly_modulus_degree, np.uint64)
-        chunks: list[bytes] = []
-        with _seal_public.loader(ring) as load:
+        ring, chunks = _ring(self.params), list[bytes]()
+        alike: defaultdict[int, list[bytes]] = defaultdict(list)
+        for coefficient, seeds in zip(coefficients, self.seeds, strict=True):
+            alike[coefficient].append(seeds)
+        with _seal_public.expander(ring) as expand:
             for index, chunk in enumerate(self.chunks):
                 unpack_words(chunk, self.params)  # only for its checks
                 total = _seal_public.WeightedSum(ring)
-                for coefficient, seeds in zip(coefficients, self.seeds, strict=True):
-                    total.add(coefficient, load(zeros, seeds[index * SEED_BYTES : (index + 1) * SEED_BYTES]))
+                for coefficient, uploads in alike.items():
+                    part = _seal_public.WeightedSum(ring)
+                    for seeds in uploads:
+                        part.add(1, expand(seeds[index * SEED_BYTES : (index + 1) * SEED_BYTES]))
+                    # One multiplication for all uploads that have the same coefficient.
+                    total.add(coefficient, part.ciphertext())
                 chunks.append(chunk + pack_words(total.words()[self.params.poly_modulus_degree :], self.params))
         return CkksVector(layout=self.layout, params=self.params, key_id=self.key_id, chunks=tuple(chunks), fresh=False)
 

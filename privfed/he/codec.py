@@ -188,12 +188,14 @@ def weighted_words(pairs: Iterable[tuple[int, NDArray[np.uint64]]], params: Ckks
     return (total + low % modulus) % modulus
 
 
-def pack_words(words: NDArray[np.uint64], params: CkksParams) -> bytes:
-    """Little-endian words of `word_bytes` bytes each. Every word must be below the modulus."""
-    packed = np.empty(words.size * params.word_bytes + 8, np.uint8)
+def pack_words(words: NDArray[np.uint64], params: CkksParams, *, behind: bytes = b"") -> bytes:
+    """Little-endian words of `word_bytes` bytes each, and what comes behind them. Every word must be below the modulus."""
+    end = words.size * params.word_bytes
+    packed = bytearray(end + max(8, len(behind)))
     # Each word overwrites the zeros that the one before it has left behind its bytes.
     _overlapping(packed, words.size, params)[:] = words
-    return packed[: words.size * params.word_bytes].tobytes()
+    packed[end:] = behind
+    return bytes(packed)
 
 
 def unpack_words(data: bytes, params: CkksParams) -> NDArray[np.uint64]:
@@ -204,14 +206,14 @@ def unpack_words(data: bytes, params: CkksParams) -> NDArray[np.uint64]:
     """
     if len(data) % params.word_bytes:
         raise InvalidMessageError
-    packed = np.zeros(len(data) + 8, np.uint8)
-    packed[: len(data)] = np.frombuffer(data, np.uint8)
+    packed = bytearray(len(data) + 8)
+    packed[: len(data)] = data
     words = _overlapping(packed, len(data) // params.word_bytes, params) & np.uint64((1 << 8 * params.word_bytes) - 1)
     if (words >= params.modulus).any():
         raise InvalidMessageError
     return words
 
 
-def _overlapping(packed: NDArray[np.uint8], count: int, params: CkksParams) -> NDArray[np.uint64]:
+def _overlapping(packed: bytearray, count: int, params: CkksParams) -> NDArray[np.uint64]:
     """Eight bytes at the place of each packed word: a view, of which several words share bytes, from front to back."""
     return np.ndarray((count,), "<u8", packed, strides=(params.word_bytes,))

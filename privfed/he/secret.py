@@ -219,7 +219,7 @@ def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_k
         """Encrypts a few chunks at a time, and hands on the words that the tags cover."""
         batches = (spread(grid[start : start + size], params) for start in range(0, layout.size, size))
         for words, seed in ring_key.encrypt(batches, slots=params.slots):
-            chunks.append(pack_words(words, params) + seed)
+            chunks.append(pack_words(words, params, behind=seed))
             yield words if params.seeded_sums else np.concatenate((words, _seal_public.expand(ring, seed)))
 
     values = tag_key.tag(encrypted()).values

@@ -100,7 +100,7 @@ def test_packed_parts_come_out_as_they_went_in() -> None:
 def test_the_opener_gets_the_mean_within_the_error_that_the_parameters_allow(name: str, tmp_path: Path) -> None:
     meter, made = Meter(), type_of(name)
     made(WORK, tmp_path).prepare(meter)
-    uploads = [made(WORK, tmp_path).upload(client, meter) for client in range(WORK.clients)]
+    uploads = [made(WORK, tmp_path).upload(client, meter, Meter()) for client in range(WORK.clients)]
     result = made(WORK, tmp_path).serve(iter(uploads), lambda: made(WORK, tmp_path).answer(meter), meter)
     opened = made(WORK, tmp_path).open(result, meter)
     error = np.abs(opened - WORK.mean()).max()
@@ -110,7 +110,7 @@ def test_the_opener_gets_the_mean_within_the_error_that_the_parameters_allow(nam
 def test_a_server_refuses_an_upload_that_was_changed(tmp_path: Path) -> None:
     made = type_of(STANDARD)
     made(WORK, tmp_path).prepare(Meter())
-    upload = bytearray(made(WORK, tmp_path).upload(0, Meter()))
+    upload = bytearray(made(WORK, tmp_path).upload(0, Meter(), Meter()))
     upload[-1000] ^= 1
     with pytest.raises(InvalidMessageError):
         made(WORK, tmp_path).serve(iter([bytes(upload)]), lambda: None, Meter())
@@ -162,7 +162,8 @@ def test_a_quick_run_prints_a_line_for_each_implementation_and_names_who_is_not_
     assert 3 * params.fresh_chunk_bytes <= standard["bytes_up_per_parameter"] * 10_000 < 3 * params.fresh_chunk_bytes + 1000
     assert plain["bytes_up_per_parameter"] == plain["bytes_down_per_parameter"] == 4.0
     assert 0 < standard["max_error"] <= params.max_error
-    assert all(standard[f"{role}_cpu_s"] > 0 for role in ("client", "server", "opener"))
+    assert all(standard[f"{role}_cpu_s"] > 0 for role in ("client", "server", "agreement", "opener"))
+    assert plain["agreement_cpu_s"] == 0
     assert [requirement["reached"] for requirement in last["requirements"]] == [None]
 
 

@@ -222,7 +222,9 @@ def transformed(coefficients, params):
     return [np.frombuffer(body, "<u8", 4096, len(body) - 8 * 4096).tolist() for body in bodies]
 
 
-@pytest.mark.parametrize("profile", [CkksParams.standard(), CkksParams.compact(), CkksParams.parity(clients=4)], ids=lambda p: f"{p.word_bytes}")
+@pytest.mark.parametrize(
+    "profile", [CkksParams.standard(), CkksParams.compact(), CkksParams.parity(clients=4)], ids=lambda p: f"{p.word_bytes}"
+)
 def test_plaintexts_of_coefficients_are_what_seal_encodes_word_for_word(profile):
     ring = _seal_public.ring(profile.poly_modulus_degree, profile.modulus, slots=False)
     # Below 2^31 the encoder is exact too: its relative error is below 2^-44, of the norm, which is at most 2^6 times a coefficient.
