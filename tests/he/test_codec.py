@@ -211,6 +211,8 @@ def test_packed_words_unpack_to_the_same_words(data, params):
     assert len(packed) == params.word_bytes * len(words)
     assert packed == b"".join(word.to_bytes(params.word_bytes, "little") for word in words)
     assert unpack_words(packed, params).tolist() == words
+    for behind in (b"x", bytes(range(64))):
+        assert pack_words(np.array(words, np.uint64), params, behind=behind) == packed + behind
 
 
 def test_words_take_four_five_seven_and_eight_bytes():

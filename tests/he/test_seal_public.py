@@ -1,6 +1,7 @@
 import os
 import re
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -161,6 +162,44 @@ def test_without_memory_files_a_private_temporary_file_is_used_and_removed(ring,
     with pytest.raises(InvalidMessageError):
         _seal_public.load_sum(ring, np.zeros(8192, np.uint64))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_one_file_expands_is_what_each_seed_stands_for(ring, fresh):
+    with _seal_public.expander(ring) as expand:
+        for seed in (fresh[1], bytes(64), fresh[1]):
+            total = _seal_public.WeightedSum(ring)
+            total.add(1, expand(seed))
+            assert total.words()[:4096].max() == 0
+            assert np.array_equal(total.words()[4096:], _seal_public.expand(ring, seed))
+
+
+def refuse(*_):
+    raise PermissionError
+
+
+@pytest.mark.parametrize("pipes", ["as they are", "refused", "small"])
+@pytest.mark.parametrize("degree", [4096, 8192])
+def test_what_goes_through_one_pipe_is_what_each_would_be_alone_and_no_descriptor_stays_open(pipes, degree, monkeypatch):
+    ring = _seal_public.ring(degree, _seal_public.prime(degree, 54), slots=False)
+    random = np.random.default_rng(3)
+    things = [ring.plaintext(values.astype(np.complex128)) for values in random.integers(-(2**40), 2**40, (3, degree // 2))]
+    things.insert(1, ring.plaintext(np.zeros(degree // 2, np.complex128)))  # compresses to next to nothing
+    if pipes != "as they are":
+        monkeypatch.setattr(_seal_public.fcntl, "fcntl", refuse if pipes == "refused" else lambda *_: 4096)
+    before = len(os.listdir("/proc/self/fd"))
+    containers = list(_seal_public.saved_each(things, most=16 * degree))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert containers == [_seal_public.saved(thing) for thing in things]
+    assert len(set(containers)) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a pipe can be set on Linux only")
+def test_a_pipe_holds_four_containers_of_the_largest_profile():
+    with _seal_public.pipe_path(16 * 8192) as pipe:
+        assert pipe is not None
+        path, output = pipe
+        Path(path).write_bytes(bytes(4 * 16 * 8192))  # would wait for a reader if there were not room
+        assert os.read(output, 4 * 16 * 8192) == bytes(4 * 16 * 8192)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files exist on Linux only")
