@@ -1,8 +1,8 @@
 """Numbers to grid points to polynomials to bytes, and back: pure numpy, no keys, no SEAL.
 
-A chunk of N grid points becomes the N coefficients of a polynomial. SEAL's encoder takes the polynomial's values at N/2 of
-the 2N-th roots of unity, in an order of its own, so that is what an FFT computes here: one ciphertext holds N numbers instead
-of the N/2 of the usual slot packing, and the encryption noise of a coefficient has a worst case. Sums and multiplications by
+A chunk of N grid points becomes the N coefficients of a polynomial: one ciphertext holds N numbers instead of the N/2 of the usual
+slot packing, and the encryption noise of a coefficient has a worst case. SEAL decodes a polynomial to its values at N/2 of the 2N-th
+roots of unity, in an order of its own, from which an FFT finds the coefficients here. Sums and multiplications by
 integers act on coefficients; products of ciphertexts do not, and do not exist in this packing. Parameters with `slots` take the
 usual packing, for servers that know no other.
 """

@@ -348,7 +348,8 @@ def worst_case_noise(poly_modulus_degree: int, weight_sum: int, guard_bits: int,
     A fresh coefficient is off by the encryption noise (at most 21) and the rounding of the encoder (1/2), a slot by at most N
     times that; the sum by `weight_sum` times that. On top come the floating-point errors of encoding every summand, together at
     most the relative error times N numbers of 2^guard_bits * largest_sum, and of decoding a sum of less than one grid step more.
-    The largest error of one number is at most the Euclidean norm of all.
+    The largest error of one number is at most the Euclidean norm of all. Only slots go through the encoder; coefficients are encoded
+    exactly, and use less than their room.
     """
     fresh = (FRESH_NOISE + 0.5) * (poly_modulus_degree if slots else 1)
     roundoff = transform_roundoff(poly_modulus_degree) * math.sqrt(poly_modulus_degree)
