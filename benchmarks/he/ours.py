@@ -80,16 +80,18 @@ class Round:
                 message = encode_setup(self._context, identities[name], key_id)
             (self._folder / f"{name}.setup").write_bytes(message)
 
-    def _protected(self, client: int, tensors: dict[str, NDArray[np.float32]]) -> Protected:
+    def _protected(self, client: int, tensors: dict[str, NDArray[np.float32]], key: RoundKey) -> Protected:
         context = self._context
         update = Update(sender=self._names[client], round=context.round, vector=context.agreement.layout.flatten(tensors))
-        return protect(update, context, round_key=self._round_key())
+        return protect(update, context, round_key=key)
 
     def upload(self, client: int, meter: Meter, agreeing: Meter) -> bytes:
         tensors, context, identity = self._work.update(client), self._context, self._identity(self._names[client])
         self._load_ring()
+        with agreeing:
+            key = self._round_key()  # a client derives it for its setup message, and keeps it
         with meter:
-            data = encode_upload(context, identity, self._protected(client, tensors).update)
+            data = encode_upload(context, identity, self._protected(client, tensors, key).update)
         with agreeing:
             upload_hash = hash_message(data)
         (self._folder / f"{self._names[client]}.hash").write_bytes(upload_hash)

@@ -18,11 +18,13 @@ from privfed.he.tenseal_vectors import decode_sum, encode_vector
 class CompatibleTenseal(Compatible):
     """The compatible profile where the server is another's: no signatures, no tags, nothing but vectors that it adds."""
 
-    def upload(self, client: int, meter: Meter, agreeing: Meter) -> bytes:  # noqa: ARG002
+    def upload(self, client: int, meter: Meter, agreeing: Meter) -> bytes:
         tensors = self._work.update(client)
         self._load_ring()
+        with agreeing:
+            key = self._round_key()
         with meter:
-            return encode_vector(self._protected(client, tensors).update.vector)
+            return encode_vector(self._protected(client, tensors, key).update.vector)
 
     def serve(self, uploads: Iterator[bytes], answers: Callable[[], None], meter: Meter) -> bytes:  # noqa: ARG002
         context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40])
