@@ -78,3 +78,15 @@ def test_a_round_is_charged_before_a_record_is_touched_and_stays_charged_if_trai
         with pytest.raises(InterruptedTrainingError):
             trainer.train(values_of(model), session=b"session", round=0, attempt=0)
         assert charged == [TRAINING.event()] == list(opened.events())
+
+
+def test_a_grid_that_is_finer_than_differential_privacy_allows_is_refused(tmp_path: Path) -> None:
+    model = mlp(2, hidden=(4,))
+    with ledger(tmp_path / "ledger", 1e-5) as opened:
+        client = Client("bank_a", samples(10), training=TRAINING, ledger=opened)
+        terms = {"client": client, "model": model, "start": values_of(model), "loss": binary_cross_entropy}
+        coarse = CkksParams.standard()
+        Trainer(**terms, params=coarse)
+        fine = CkksParams.standard(bound=coarse.bound * TRAINING.release_grid / coarse.step / 2)
+        with pytest.raises(ValueError, match="expected a grid step of at least .* for 'bank_a', .* nothing was trained"):
+            Trainer(**terms, params=fine)

@@ -542,3 +542,48 @@ def test_a_key_chain_of_another_session_is_refused_and_not_moved_on(bank: Bank) 
         with pytest.raises(AgreementMismatchError, match="has another shared key than the agreement names for it"):
             bank.session(ledger, keys=chain)
     assert chain.facts.next_round == 0
+
+
+def test_a_new_attempt_is_charged_anew_after_a_crash_in_an_earlier_one(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space")
+
+    first, second = (replace(bank.round(), attempt=attempt) for attempt in (0, 1))
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        with monkeypatch.context() as patch:
+            patch.setattr(session._outbox, "put", full)
+            for _ in range(2):
+                with pytest.raises(OSError, match="no space"):
+                    session.upload(first)
+        session.upload(second)
+        assert len(ledger.events()) == 3
+        place = {"session": bank.agreement.session, "round": 0}
+        assert session._trainer.committed(**place, attempt=1)
+        assert not session._trainer.committed(**place, attempt=0)
+        session.upload(first)
+        assert len(ledger.events()) == 4
+
+
+def test_what_was_opened_is_told_to_training_with_its_attempt(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        monkeypatch.setattr(session._trainer, "opened", lambda _, attempt: told.append(attempt))
+        session.apply(step(bank), digest=b"h" * 32, attempt=7)
+
+    class Holder:
+        digest, heads = b"h" * 32, SignedHeads(statements={}, countersignatures={})
+
+        def __init__(self, **_: object) -> None: ...
+        def open(self, data: bytes) -> Aggregate[PlainVector]:
+            return replace(step(bank), round=1)
+
+        def finish(self) -> None: ...
+
+    with bank.ledger() as ledger:
+        session = bank.session(ledger, directory=bank.directory / "elsewhere")
+        monkeypatch.setattr("privfed.round.KeyHolder", Holder)
+        monkeypatch.setattr(session._trainer, "opened", lambda _, attempt: told.append(attempt))
+        Participant(session).open(replace(bank.round(1), attempt=5), b"")
+    assert told == [7, 5]

@@ -9,6 +9,7 @@ from privfed.digest import ABRIDGED_BYTES, RoundDigest, abridge, hash_abridged, 
 from privfed.errors import InvalidMessageError, RoundMismatchError
 from privfed.he.additive import CkksVector, SeededSum, seeded_sum, weighted_sum
 from privfed.he.params import CkksParams
+from privfed.identity import SIGNATURE_BYTES
 from privfed.message import Kind, seal
 from privfed.update import Layout, PlainVector, Update
 from privfed.wire import (
@@ -397,3 +398,17 @@ def test_an_approval_carries_one_countersignature_for_the_ledger_of_each_other_p
     for payload in (digest.digest(keeping.context), digest.digest(keeping.context) + bytes(128)):
         with pytest.raises(InvalidMessageError):
             decode_approval(seal(keeping.context, bank, Kind.APPROVAL, key_id=digest.key_id, payload=payload), keeping.context, digest)
+
+
+def test_an_authentic_approval_or_aggregate_that_names_another_key_in_its_frame_is_refused(joint: Any) -> None:
+    digest = some_digest(joint)
+    bank, server, other = joint.parties.clients["bank_00"], joint.parties.server, bytes(16)
+    approval = seal(joint.context, bank, Kind.APPROVAL, key_id=other, payload=digest.digest(joint.context))
+    with pytest.raises(RoundMismatchError, match="another key"):
+        decode_approval(approval, joint.context, digest)
+    whole = aggregate_message(joint, digest=digest)
+    empty = seal(joint.context, server, Kind.AGGREGATE, key_id=digest.key_id, payload=b"")
+    payload = whole[len(empty) - SIGNATURE_BYTES : -SIGNATURE_BYTES]
+    decode_aggregate(seal(joint.context, server, Kind.AGGREGATE, key_id=digest.key_id, payload=payload), joint.context, digest.key_id)
+    with pytest.raises(RoundMismatchError, match="another key"):
+        decode_aggregate(seal(joint.context, server, Kind.AGGREGATE, key_id=other, payload=payload), joint.context, digest.key_id)

@@ -328,3 +328,13 @@ def test_the_facts_of_a_plain_shared_key_are_its_fingerprint(tmp_path: Path) -> 
 def test_facts_show_no_secret(chain: KeyChain) -> None:
     assert isinstance(chain.facts, ChainFacts)
     assert chain._chain_key.hex() not in repr(chain.facts).replace(" ", "")
+
+
+def test_a_file_that_was_put_back_is_moved_on_by_the_next_erasing(chain: KeyChain, roster: PinnedRoster, tmp_path: Path) -> None:
+    path = tmp_path / "shared.key"
+    chain.save(path)
+    before = path.read_bytes()
+    chain.erase_through(4)
+    path.write_bytes(before)
+    chain.erase_through(2)  # rounds that were erased before are fine, and the file is not left behind
+    assert chain.facts.next_round == read_facts(path).next_round == 5

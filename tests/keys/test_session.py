@@ -121,6 +121,8 @@ def test_each_round_is_erased_when_it_is_in_the_model_and_a_stolen_file_opens_no
     for context in banks.contexts:
         with pytest.raises(KeyErasedError):
             round_key(thief, context)
+        with pytest.raises(KeyErasedError):  # nor does the session itself keep the key of the last round
+            banks.clients["bank_a"].session.round_key(context)
     files.create(tmp_path / "stolen before", before)
     # The positive control: with the file as it was before, what the server kept opens to what went into the models.
     early, total = KeyChain.load(tmp_path / "stolen before", roster=banks.roster), banks.start.values.copy()

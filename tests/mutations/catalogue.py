@@ -208,8 +208,8 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "an upload is committed before it is stored",
         "privfed/session.py",
-        "        else:\n            update",
-        "        else:\n            self._trainer.commit(**place)\n            update",
+        "self._outbox.put(name, self._new_upload(context, place))",
+        "self._outbox.put(name, (self._new_upload(context, place), self._trainer.commit(**place))[0])",
         ("tests/test_session.py",),
     ),
     Mutation(
