@@ -16,7 +16,7 @@ from torch import nn
 
 from privfed.attacks.candidates import LabelledRows
 from privfed.attacks.observation import CiphertextOnly, NotApplicable, Observation
-from privfed.attacks.shadow_models import log_odds, train_shadows
+from privfed.attacks.shadow_models import Shadows, log_odds, train_shadows
 from privfed.errors import LayoutMismatchError
 from privfed.training.model import layout_of, load_values, trainable_parameters
 from privfed.update import PlainVector
@@ -95,12 +95,10 @@ class LikelihoodRatio:
     def attack(self, observation: Observation) -> MembershipScores | NotApplicable:
         """The probability that a model without the record is less sure of it."""
         started = time.perf_counter()
-        held = _models(observation, self.module)
-        if isinstance(held, NotApplicable):
-            return held
-        shadows = train_shadows(observation, held.before, self.own, records=self.client_records, count=self.shadows, seed=self.seed)
-        if isinstance(shadows, NotApplicable):
-            return shadows
+        models = _with_shadows(self, observation)
+        if isinstance(models, NotApplicable):
+            return models
+        held, shadows = models
         without = log_odds(held.before, shadows.parameters, self.records, observation.training.loss)
         spread = max(float(np.sqrt(without.var(axis=0, ddof=1).mean())), _LEAST_SPREAD)
         found = _sureness(held.after, self.records, observation)
@@ -126,12 +124,10 @@ class RelativeMembership:
     def attack(self, observation: Observation) -> MembershipScores | NotApplicable:
         """The share of own records whose probability was raised less."""
         started = time.perf_counter()
-        held = _models(observation, self.module)
-        if isinstance(held, NotApplicable):
-            return held
-        shadows = train_shadows(observation, held.before, self.own, records=self.client_records, count=self.shadows, seed=self.seed)
-        if isinstance(shadows, NotApplicable):
-            return shadows
+        models = _with_shadows(self, observation)
+        if isinstance(models, NotApplicable):
+            return models
+        held, shadows = models
 
         def raised(records: LabelledRows, without: NDArray[np.bool_]) -> NDArray[np.float64]:
             probabilities = expit(log_odds(held.before, shadows.parameters, records, observation.training.loss))
@@ -166,6 +162,14 @@ def _models(observation: Observation, module: nn.Module) -> _Models | NotApplica
     load_values(before, model)
     load_values(after, PlainVector(layout=model.layout, values=model.values + seen.values))
     return _Models(before=before, after=after)
+
+
+def _with_shadows(attack: "LikelihoodRatio | RelativeMembership", observation: Observation) -> tuple[_Models, Shadows] | NotApplicable:
+    held = _models(observation, attack.module)
+    if isinstance(held, NotApplicable):
+        return held
+    shadows = train_shadows(observation, held.before, attack.own, records=attack.client_records, count=attack.shadows, seed=attack.seed)
+    return shadows if isinstance(shadows, NotApplicable) else (held, shadows)
 
 
 def _sureness(module: nn.Module, records: LabelledRows, observation: Observation) -> NDArray[np.float64]:

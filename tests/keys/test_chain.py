@@ -16,8 +16,8 @@ from privfed.errors import KeyErasedError, KeyRefusedError
 from privfed.he.secret import RoundBinding, SharedKey
 from privfed.keys.chain import CHAIN_FILE_BYTES, ChainFacts, KeyChain, _packed, read_facts, shared_key_fingerprint
 from privfed.keys.roster import PinnedRoster
+from tests.hostile import mutated, mutations
 from tests.keys.conftest import People
-from tests.keys.hostile import mutated, mutations
 
 Bind = Callable[..., RoundBinding]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from privfed.errors import InvalidMessageError, KeyRefusedError
 from privfed.identity import Identity
 from privfed.keys.party import SEALED_OVERHEAD_BYTES, Party, create_server, read_public, seal
+from tests.hostile import mutated, mutations
 from tests.keys.conftest import new_party
-from tests.keys.hostile import mutated, mutations
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ from privfed.keys.party import Party, create_server
 from privfed.keys.roster import PinnedRoster
 from privfed.keys.streams import BLOCK_BYTES, Found, NotSearched
 from privfed.keys.wrap import wrap
+from tests.hostile import mutated, mutations
 from tests.keys.conftest import People
-from tests.keys.hostile import mutated, mutations
 
 
 def container(body: bytes, compression: int) -> bytes:

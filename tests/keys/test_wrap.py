@@ -16,8 +16,8 @@ from privfed.keys.chain import KeyChain
 from privfed.keys.party import Party
 from privfed.keys.roster import PinnedRoster
 from privfed.keys.wrap import MOST_WRAP_BYTES, read_wrap, unwrap, wrap
+from tests.hostile import mutated, mutations
 from tests.keys.conftest import BANKS, People, new_party
-from tests.keys.hostile import mutated, mutations
 
 
 @pytest.fixture
