@@ -96,8 +96,8 @@ class ClientSession:
             self._state = stored or ModelState(values=start)
             trainer.remember(directory, rounds=self._state.rounds)
             self._round_key: tuple[bytes, RoundKey] | None = None
+            self._heads = HeadMemory(directory / _HEADS)  # before the journal: see `_check_complete`
             self.journal = Journal(directory / _JOURNAL)
-            self._heads = HeadMemory(directory / _HEADS)
             self._check_openings()
             self._erase_stored()
             stack.pop_all()
@@ -334,8 +334,11 @@ def _check_agreed(agreement: Agreement, *, identity: Identity, trainer: Trainer,
 
 
 def _check_complete(directory: Path, *, used: bool) -> None:
-    missing = [name for name in (_JOURNAL, _HEADS) if not (directory / name).exists()]
-    if missing and (used or len(missing) == 1):
+    journal, heads = directory / _JOURNAL, directory / _HEADS
+    missing = [path.name for path in (journal, heads) if not path.exists()]
+    # A crash while the folder was being made leaves heads without a journal, and nothing in them.
+    begun = heads.exists() and not HeadMemory(heads).empty
+    if missing and (used or begun or journal.exists()):
         raise DamagedFileError(
             f"{' and '.join(missing)} are missing beside the uploads or the model of {directory.name!r}; nothing was done; a client that "
             "forgot what it promised may be talked into a second opening: put the files back, or join a new session in a new folder"

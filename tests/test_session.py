@@ -9,6 +9,7 @@ import torch
 from privfed.aggregation.rules import FedAvg
 from privfed.agreement import Agreement, OpeningPolicy, RoundContext
 from privfed.client import Client, Trainer
+from privfed.dp.countersign import state_head
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.dp.silo import SiloNoise
@@ -587,3 +588,30 @@ def test_what_was_opened_is_told_to_training_with_its_attempt(bank: Bank, monkey
         monkeypatch.setattr(session._trainer, "opened", lambda _, attempt: told.append(attempt))
         Participant(session).open(replace(bank.round(1), attempt=5), b"")
     assert told == [7, 5]
+
+
+def test_a_folder_that_a_crash_left_half_made_is_made_whole(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with bank.ledger() as ledger:
+        for part in ("HeadMemory", "Journal"):
+            with monkeypatch.context() as patch:
+                patch.setattr(f"privfed.session.{part}", crash)
+                with pytest.raises(KeyboardInterrupt):
+                    bank.session(ledger)
+        assert bank.session(ledger).upload(bank.round())
+
+
+def test_a_journal_that_is_lost_beside_remembered_heads_is_not_made_anew(bank: Bank) -> None:
+    with bank.ledger() as ledger:
+        session = bank.session(ledger)
+        other = bank.directory / "other.ledger"
+        with Ledger.open(other, population="bank_b", budget=Budget(epsilon=1.0, delta=1e-5)) as peer:
+            statement = state_head(peer, bank.identities[1], context=bytes(32), peers=("bank_a",))
+        session._heads.countersign(
+            statement, owner=bank.identities[1].public, population="bank_b", context=bytes(32), signer=bank.identities[0]
+        )
+        (bank.directory / "bank_a" / "journal.sqlite").unlink()
+        with pytest.raises(DamagedFileError, match=r"journal\.sqlite are missing beside"):
+            bank.session(ledger)

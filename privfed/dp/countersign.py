@@ -145,6 +145,12 @@ class HeadMemory:
     def __init__(self, path: Path) -> None:
         self._table = Table(path, name="heads", columns=_COLUMNS)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it remembers no ledger."""
+        with self._table.transaction() as connection:
+            return connection.execute("SELECT 1 FROM heads").fetchone() is None
+
     def known_rows(self, owner: str, population: str) -> int | None:
         """How many rows the ledger had when it was last shown; None if it never was."""
         with self._table.transaction() as connection:
