@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from types import UnionType
 
 from torch import nn
 
@@ -42,6 +43,7 @@ class Client:
         compiled: What `compile_sum` made of the model, the loss and `training`; left out, nothing is compiled.
 
     Raises:
+        TypeError: If data, training or ledger are of another kind. Nothing was charged.
         ValueError: If the name or the weight is none, or `DpSgd` has no ledger, or as `check_delta`. Nothing was charged.
     """
 
@@ -55,6 +57,14 @@ class Client:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        kinds: dict[str, tuple[object, type | UnionType, str]] = {
+            "data": (self.data, Samples, "Samples"),
+            "training": (self.training, TrainingMechanism, "DpSgd or NonPrivate"),
+            "ledger": (self.ledger, Ledger | None, "a Ledger (see Ledger.open)"),
+        }
+        for what, (value, kind, words) in kinds.items():
+            if not isinstance(value, kind):
+                raise TypeError(f"expected {what} of {self.name!r} to be {words}, got {type(value).__name__}")
         object.__setattr__(self, "weight", check_weight(self.weight, name=self.name))
         if isinstance(self.training, DpSgd) and self.ledger is None:
             raise ValueError(f"expected a ledger for {self.name!r}, which trains with DP-SGD; open one with Ledger.open")
@@ -168,6 +178,18 @@ class Trainer:
     def population(self) -> str | None:
         """Population of the client's ledger; None if it keeps none. Public."""
         return None if self._client.ledger is None else self._client.ledger.population
+
+    def rounds_possible(self) -> int | None:
+        """How many more rounds the client's ledger covers; None without a ledger or a limit. Public."""
+        ledger = self._client.ledger
+        if ledger is None or not ledger.budget.limited:
+            return None
+        event, silo_event = self._client.training.event(), None if self._silo is None else self._silo.event()
+        return ledger.rounds_possible(event, silo_event=silo_event, fingerprint=self._fingerprint)
+
+    def has_charged(self, *, session: bytes, round: int) -> bool:  # noqa: A002
+        """Whether a round of a session is charged already, so that its stored update goes out again at no cost."""
+        return any(self._charged(session, round, 0))
 
     def state_head(self, signer: Signer, *, context: bytes, peers: tuple[str, ...]) -> bytes:
         """See `countersign.state_head`; empty for a client without a ledger."""

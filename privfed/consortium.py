@@ -45,6 +45,7 @@ class Consortium:
         private_weights: That the weights of the clients stay with them; whole numbers up to a largest one. The policy then counts heads.
 
     Raises:
+        TypeError: If the clients or the keys are of another kind.
         ValueError: If there is no client, or two have the same name; or if there is silo noise and a client has another weight than it
             was made for, or no ledger with a budget for it; or if a private weight is no whole number up to the largest one.
         UnsupportedInThisModeError: If the rule needs inner products of updates, or the updates, and these are encrypted; if it
@@ -65,6 +66,10 @@ class Consortium:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(self.clients))
+        for client in self.clients:
+            if not isinstance(client, Client):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers without a type checker
+                raise TypeError(f"expected clients to be Client objects, got {type(client).__name__}")
+        self._check_keys()
         names = [client.name for client in self.clients]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"expected at least one client, each with its own name, got {names}")
@@ -82,6 +87,12 @@ class Consortium:
             raise UnsupportedInThisModeError(
                 f"{self.rule.name} needs a reference, which nobody in this consortium provides; nothing was started"
             )
+
+    def _check_keys(self) -> None:
+        # Told by what it does: who describes a consortium need not load the module with the secrets.
+        if isinstance(self.keys, type) or not (isinstance(self.keys, Plaintext) or hasattr(self.keys, "round_key")):
+            got = f"the class {self.keys.__name__}" if isinstance(self.keys, type) else type(self.keys).__name__
+            raise TypeError(f"expected keys to be a SharedKey, as SharedKey.generate() makes it, or Plaintext(), got {got}")
 
     def _check_silo(self, silo: SiloNoise) -> None:
         if not self.encrypted or not isinstance(self.rule, FedAvg) or isinstance(self.correction, Scaffold):

@@ -1,12 +1,15 @@
 """A finished simulation in its folder, as `privfed simulate --out` leaves it: read, audited, and reported on."""
 
 import hashlib
+import io
 import math
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -35,7 +38,14 @@ from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.model import layout_of, values_of
 
 _ROUNDING = 1e-6  # how far another machine may be off
+_FILES = ("history.json", "model.npz")
 _AUDIT = "audit.json"
+_PUT_BACK = "put the run's own file back, or make a folder with privfed simulate --out"
+# What a damaged file, or one of something else, makes of parsing; RuntimeError also where JSON is nested too deeply.
+_NOT_WRITTEN_SO = (
+    *(LookupError, TypeError, ValueError, AttributeError, StopIteration, OverflowError, RuntimeError),
+    *(EOFError, BadZipFile, zlib.error),
+)
 _MECHANISMS = {mechanism.__name__: mechanism for mechanism in (DpSgd, NonPrivate)}
 
 
@@ -63,19 +73,23 @@ class SavedRun:
         other edits, unless it was computed anew: it is no signature. What the ledgers know is compared with them before it is used.
 
         Raises:
-            OSError: If a file is missing or may not be read.
-            UnsupportedDataError: If the folder holds something else than `privfed simulate` writes, or history.json was edited.
+            OSError: If a file may not be read.
+            UnsupportedDataError: If the folder holds something else than `privfed simulate` writes, history.json was edited, or model.npz
+                is missing, damaged or of another run.
         """
-        text = (folder / "history.json").read_text(encoding="utf-8")
+        text, packed = (_own_file(folder / name) for name in _FILES)
         try:
-            fields: dict[str, Any] = parse(text)
+            fields: dict[str, Any] = parse(text.decode())
             seal = fields.pop("checksum")
+            whole = seal == checksum(fields)
+            if whole and fields["model_sha256"] != hashlib.sha256(packed).hexdigest():
+                raise UnsupportedDataError(f"model.npz in {folder} is damaged or of another run; nothing was done; {_PUT_BACK}")
             feature_set = next(known for known in (PRE, NOBAL) if list(known.columns) == fields["features"])
             model = first_model(feature_set)
             command: str | None = None if fields["command"] is None else str(fields["command"])
             training = {str(bank["name"]): _mechanism(bank) for bank in fields["banks"]}
             epsilon = math.inf if fields["budget"]["epsilon"] is None else real(fields["budget"]["epsilon"])
-            with np.load(folder / "model.npz", allow_pickle=False) as tensors:
+            with np.load(io.BytesIO(packed), allow_pickle=False) as tensors:
                 values = layout_of(model).flatten(dict(tensors))
             history = History(
                 mode=SharedKey.__name__,
@@ -91,15 +105,15 @@ class SavedRun:
                 model=values,
                 rounds=tuple(RoundSummary.from_json(summary) for summary in fields["rounds"]),
             )
-            differing = _differences(fields, history) or (["checksum"] if seal != checksum(fields) else [])
-        except (KeyError, TypeError, ValueError, AttributeError, StopIteration, OverflowError, RecursionError) as error:
+            differing = _differences(fields, history) or ([] if whole else ["checksum"])
+        except _NOT_WRITTEN_SO as error:
             raise UnsupportedDataError(
-                f"{folder} does not hold what privfed simulate --out writes; nothing was done; make a folder with that command"
+                f"history.json in {folder} does not hold what privfed simulate --out writes; nothing was done; {_PUT_BACK}"
             ) from error
         if differing:
             raise UnsupportedDataError(
                 f"history.json in {folder} was edited, or is of another version: the {', '.join(differing)} in it is not what follows from "
-                "the rest; nothing was done; put the run's own file back, or make a folder with privfed simulate --out"
+                f"the rest; nothing was done; {_PUT_BACK}"
             )
         return cls(folder=folder, feature_set=feature_set, history=history, command=command)
 
@@ -132,7 +146,7 @@ class SavedRun:
     def digest(self) -> str:
         """SHA-256 over what the run wrote and the version of privfed, hexadecimal: what an audit of it is bound to."""
         state = hashlib.sha256(f"privfed run v1 {__version__} ".encode())
-        for name in ("history.json", "model.npz"):
+        for name in _FILES:
             state.update(hashlib.sha256((self.folder / name).read_bytes()).digest())
         return state.hexdigest()
 
@@ -163,7 +177,10 @@ class SavedRun:
 
     def _ledger(self, name: str) -> Ledger:
         """The ledger of a bank, which must be the one that this run charged, for what the history says."""
-        ledger = Ledger.read(self.folder / f"{name}.ledger")
+        path = self.folder / f"{name}.ledger"
+        if not path.exists():
+            raise LedgerError(f"{path.name} is missing in {self.folder}; nothing was done; {_PUT_BACK}")
+        ledger = Ledger.read(path)
         history, terms, events = self.history, ledger.terms, ledger.events()
         taken_part = [name in summary.record.participants for summary in history.rounds]
         standard = (Composition.FIXED_SCHEDULE, Relation.ADD_OR_REMOVE_ONE, None)
@@ -188,6 +205,13 @@ class SavedRun:
                 "the run's own files back"
             )
         return ledger
+
+
+def _own_file(path: Path) -> bytes:
+    """What the run wrote into one of its files."""
+    if not path.is_file():
+        raise UnsupportedDataError(f"{path.name} is missing in {path.parent}; nothing was done; {_PUT_BACK}")
+    return path.read_bytes()
 
 
 def _differences(fields: dict[str, Any], history: History) -> list[str]:

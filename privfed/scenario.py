@@ -3,6 +3,8 @@
 One party holds all the data here, so counts per bank and metrics are shown; a real consortium must not publish them.
 """
 
+import hashlib
+import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -20,8 +22,9 @@ from privfed.consortium import Consortium
 from privfed.data.partition import CONSORTIUM
 from privfed.data.paysim import PRE, FeatureSet, features
 from privfed.deal import Deal, deal
+from privfed.dp.accounting import MOST_CALIBRATED_NOISE, epsilon
 from privfed.dp.ledger import Ledger
-from privfed.dp.mechanism import Budget
+from privfed.dp.mechanism import Budget, PoissonSampledGaussian
 from privfed.engines.local import simulate
 from privfed.he.secret import SharedKey
 from privfed.history import History, RoundSummary
@@ -35,6 +38,8 @@ _BATCH = 512
 _POSITIVE_WEIGHT = 20.0
 _HIDDEN = (64, 48)  # with the features of PRE it fills one ciphertext
 _DECLARED_IN = 1000
+_MOST_NOISE = 20.0  # standard deviation over the clipping norm
+_MOST_DELTA = 0.1  # times the declared number of records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +89,20 @@ class Scenario:
         """How a bank trains that declares so many records: calibrated to its budget."""
         if not budget.limited:
             return NonPrivate(learning_rate=0.5, batch_size=_BATCH, steps=self.steps, seed=0)
-        return DpSgd.for_budget(
-            budget, rounds=self.rounds, max_records=max_records, expected_batch_size=_BATCH, steps=self.steps, learning_rate=1.0
-        )
+        try:
+            return DpSgd.for_budget(
+                budget, rounds=self.rounds, max_records=max_records, expected_batch_size=_BATCH, steps=self.steps, learning_rate=1.0
+            )
+        except ValueError as error:
+            job = PoissonSampledGaussian(
+                noise_multiplier=MOST_CALIBRATED_NOISE, sample_rate=_BATCH / max_records, steps=self.rounds * self.steps
+            )
+            if epsilon((job,), delta=budget.delta) <= budget.epsilon:
+                raise
+            raise ValueError(
+                f"expected an epsilon that some noise keeps to, got {budget.epsilon:g}, too small for {self.rounds} rounds; nothing was "
+                "trained; raise it, or take fewer rounds (--epsilon, --rounds)"
+            ) from error
 
 
 def default_delta(max_records: int) -> float:
@@ -157,6 +173,17 @@ class Outcome:
                 f"{', '.join(small)} {'have' if several else 'has'} fewer records than the {_BATCH} of a batch: what "
                 f"{'they send' if several else 'it sends'} is hardly more than {'noise' if self.history.private else 'those records'}"
             )
+        noise = {name: how.noise_multiplier for name, how in self.history.training.items() if isinstance(how, DpSgd)}
+        if loud := [name for name, multiplier in noise.items() if multiplier > _MOST_NOISE]:
+            notes.append(
+                f"the noise of {', '.join(loud)} is {max(noise.values()):.3g} times the most that a record adds to a step: hardly anything "
+                "is learned under it; a larger epsilon, fewer rounds or more records per bank need less"
+            )
+        if self.history.private and (expected := self.budget.delta * self.declared) > _MOST_DELTA:
+            notes.append(
+                f"delta {self.budget.delta:g} is large: times the {self.declared:,} records that the largest bank declares it is "
+                f"{expected:.2g}, and so many records in expectation may be given away whole; take at most a tenth"
+            )
         if self.deal.repairs is not None:
             notes.append(self.deal.repairs)
         if self.history.failed:
@@ -198,6 +225,8 @@ class Outcome:
     def save(self, folder: Path, *, command: str | None = None) -> None:
         """Writes history.json, under a checksum, and model.npz, one array per tensor of the model, into a folder that exists.
 
+        The history has the SHA-256 of model.npz, so that the model of another run is told from this one's.
+
         Args:
             folder: Where to.
             command: How the run was started, for reports; None if unknown.
@@ -205,13 +234,14 @@ class Outcome:
         Raises:
             FileExistsError: If one of them is there already. Nothing is overwritten.
         """
-        content = self.to_json() | {"command": command}
+        tensors = {name: values.astype(np.float32) for name, values in self.history.model.layout.unflatten(self.history.model).items()}
+        packed = io.BytesIO()
+        np.savez(packed, allow_pickle=False, **tensors)
+        content = self.to_json() | {"command": command, "model_sha256": hashlib.sha256(packed.getvalue()).hexdigest()}
         with (folder / "history.json").open("x", encoding="utf-8") as file:
             json.dump(content | {"checksum": checksum(content)}, file, indent=2, allow_nan=False)
-        model = self.history.model
-        tensors = {name: values.astype(np.float32) for name, values in model.layout.unflatten(model).items()}
         with (folder / "model.npz").open("xb") as file:
-            np.savez(file, allow_pickle=False, **tensors)
+            file.write(packed.getvalue())
 
 
 def first_model(feature_set: FeatureSet) -> nn.Module:
@@ -227,7 +257,12 @@ def consortium_of(clients: Sequence[Client]) -> Consortium:
 
 
 def run_scenario(
-    table: pd.DataFrame, scenario: Scenario, *, ledgers: Path, progress: Callable[[RoundSummary], None] | None = None
+    table: pd.DataFrame,
+    scenario: Scenario,
+    *,
+    ledgers: Path,
+    ready: Callable[[], None] | None = None,
+    progress: Callable[[RoundSummary], None] | None = None,
 ) -> Outcome:
     """Deals a table to banks and trains with encrypted updates.
 
@@ -235,6 +270,7 @@ def run_scenario(
         table: As `load_paysim` or `generate_transactions` returns it.
         scenario: What to run.
         ledgers: Folder in which every bank keeps its ledger.
+        ready: Is called before the first round, when the table and the budget were found to be usable.
         progress: Is called after each round.
 
     Raises:
@@ -248,6 +284,8 @@ def run_scenario(
     training = {limit: scenario.training(budget, max_records=limit) for limit in set(declared.values())}
     for name, limit in declared.items():
         check_delta(name, training=training[limit], budget=budget)
+    if ready is not None:
+        ready()
     with ExitStack() as stack:
         clients = [
             Client(

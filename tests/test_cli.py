@@ -250,10 +250,38 @@ def test_simulate_without_noise_says_so_and_claims_nothing(log: Path) -> None:
         (("--non-private", "--epsilon", "3"), "expected --non-private without --epsilon"),
         (("--quick", "--rounds", "3"), "expected --quick without --rounds: it has 2 rounds"),
         (("--banks", "80"), "too few frauds for 80 banks"),
+        (
+            ("--banks", "3", "--epsilon", "0.0001"),
+            "got 0.0001, too small for 20 rounds; nothing was trained; raise it, or take fewer rounds",
+        ),
     ],
 )
 def test_simulate_refuses_what_it_cannot_do_in_one_line(options: tuple[str, ...], reason: str, log: Path) -> None:
     assert reason in refusal(here("simulate", str(log), *options))
+
+
+@pytest.mark.parametrize("options", [("--banks", "80"), ("--banks", "3", "--epsilon", "0.0001")])
+def test_a_refused_simulation_leaves_no_folder_and_does_not_say_that_it_trains(options: tuple[str, ...], log: Path, tmp_path: Path) -> None:
+    result = here("simulate", str(log), *options, "--out", str(tmp_path / "runs" / "run1"))
+    refusal(result)
+    assert "Training" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    refusal(here("simulate", str(log), *options, "--out", str(tmp_path / "mine")))
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine"]
+
+
+def test_simulate_says_when_noise_drowns_what_is_learned_and_when_delta_is_large(log: Path) -> None:
+    loud = json.loads(here("simulate", str(log), "--quick", "--banks", "3", "--epsilon", "0.01", "--delta", "0.0003", "--json").stdout)
+    assert any("times the most that a record adds to a step: hardly anything is learned" in note for note in loud["notes"])
+    assert any("delta 0.0003 is large: times the" in note for note in loud["notes"])
+    calm = json.loads(here("simulate", str(log), "--quick", "--banks", "3", "--json").stdout)
+    assert not any("hardly anything" in note or "is large" in note for note in calm["notes"])
+
+
+def test_a_misspelled_command_is_corrected_once() -> None:
+    for arguments in (("simulat",), ("ledger", "sho"), ("keys", "ini")):
+        assert here(*arguments).stderr.count("Did you mean") == 1
 
 
 def test_simulate_refuses_a_folder_that_is_a_file(log: Path) -> None:
@@ -545,7 +573,9 @@ def test_a_ledger_that_is_open_elsewhere_is_refused(command: str, ledger: Path) 
 def test_what_is_no_ledger_is_refused_and_gets_no_files_beside_it(command: str, tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
     other.write_text("not a ledger")
-    assert "notes.txt is not the ledger that was written: it is not a database" in refusal(here("ledger", command, str(other)))
+    assert "notes.txt is no ledger: it is not a database, and no notes.txt.head lies beside it" in refusal(
+        here("ledger", command, str(other))
+    )
     assert "Is a directory" in refusal(here("ledger", command, str(tmp_path)))
     assert "found none" in refusal(here("ledger", command, str(tmp_path / "absent")))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -712,6 +742,15 @@ def test_progress_says_how_long_the_other_rounds_will_take(monkeypatch: pytest.M
     for number_, left in ((0, "2 min left"), (1, "60 s left"), (2, "3/3")):
         progress.round(SimpleNamespace(record=SimpleNamespace(round=number_), evaluation=None))
         assert bar.tasks[0].fields["state"].endswith(left)
+
+
+def test_a_long_cell_is_wrapped_and_not_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    cell = "76% of the values right (guessing: 70%); 1.0 of 3 records certified; 2 certificates were false [70% to 82%]"
+    Console(width=80).print(table("Title", ("party", "finding"), rows=[("the server", cell)], left=2))
+    shown = capsys.readouterr().out
+    assert "\u2026" not in shown
+    words = re.sub(r"[^\w%:;.()\[\] ]", " ", shown).split()
+    assert [word for word in cell.split() if word in words] == cell.split()
 
 
 def test_a_table_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

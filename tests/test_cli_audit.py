@@ -1,3 +1,4 @@
+import hashlib
 import json
 import math
 import os
@@ -377,3 +378,66 @@ def test_every_variant_of_training_is_read_as_it_was_written(private_run: Path, 
     training = replace(SavedRun.load(private_run).history.training["bank_1"], **variant)
     altered(private_run, folder, training_of(0, **asdict(training)))
     assert SavedRun.load(folder).history.training["bank_1"] == training
+
+
+@pytest.mark.parametrize("command", ["audit", "report"])
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("model.npz", b"", "model.npz in {} is damaged or of another run; nothing was done; put the run's own file back, or make a folder"),
+        (
+            "model.npz",
+            b"\x00random\xff" * 50,
+            "model.npz in {} is damaged or of another run; nothing was done; put the run's own file back",
+        ),
+        ("model.npz", None, "model.npz is missing in {}; nothing was done; put the run's own file back, or make a folder with privfed"),
+        ("history.json", bytes(range(256)), "history.json in {} does not hold what privfed simulate --out writes; nothing was done; put"),
+        ("history.json", b"", "history.json in {} does not hold what privfed simulate --out writes; nothing was done; put the run's own"),
+        ("bank_2.ledger", None, "bank_2.ledger is missing in {}; nothing was done; put the run's own file back, or make a folder"),
+    ],
+)
+def test_a_file_of_a_run_that_is_damaged_or_missing_is_refused_in_one_line(
+    private_run: Path, tmp_path: Path, command: str, file: str, content: bytes | None, told: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(private_run, folder)
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes(content)
+    result = CliRunner().invoke(app, [command, str(folder)])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(f"refused: {told.format(folder)}")
+    assert not (folder / "report.html").exists()
+    assert not (folder / "audit.json").exists()
+
+
+def test_the_model_of_another_run_is_refused_though_it_can_be_read(private_run: Path, open_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(private_run, folder)
+    shutil.copy(open_run / "model.npz", folder / "model.npz")
+    with pytest.raises(UnsupportedDataError, match=r"model\.npz in .* is damaged or of another run; nothing was done"):
+        SavedRun.load(folder)
+    shutil.copy(private_run / "model.npz", folder / "model.npz")
+    assert SavedRun.load(folder).history.private
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04" + bytes(100), b"\x93NUMPY\x01\x00"])
+def test_a_damaged_model_is_refused_even_if_its_digest_was_computed_anew(private_run: Path, tmp_path: Path, content: bytes) -> None:
+    folder = altered(private_run, tmp_path / "run", lambda fields: fields.update(model_sha256=hashlib.sha256(content).hexdigest()))
+    (folder / "model.npz").write_bytes(content)
+    with pytest.raises(UnsupportedDataError, match="nothing was done"):
+        SavedRun.load(folder)
+
+
+def test_an_audit_tells_of_an_earlier_report_only_where_there_is_one(
+    private_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(private_run, folder)
+    found = SavedRun.load(folder).audit(repeats=2)
+    monkeypatch.setattr(SavedRun, "audit", lambda *_, **__: found)
+    words = "The report that is there already tells of an earlier audit."
+    assert words not in here("audit", str(folder)).stdout
+    here("report", str(folder))
+    assert words in " ".join(here("audit", str(folder)).stdout.split())

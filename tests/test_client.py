@@ -90,3 +90,19 @@ def test_a_grid_that_is_finer_than_differential_privacy_allows_is_refused(tmp_pa
         fine = CkksParams.standard(bound=coarse.bound * TRAINING.release_grid / coarse.step / 2)
         with pytest.raises(ValueError, match="expected a grid step of at least .* for 'bank_a', .* nothing was trained"):
             Trainer(**terms, params=fine)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"data": np.zeros((3, 2))}, "expected data of 'bank_a' to be Samples, got ndarray"),
+        ({"training": "dpsgd"}, "expected training of 'bank_a' to be DpSgd or NonPrivate, got str"),
+        ({"training": DpSgd}, "expected training of 'bank_a' to be DpSgd or NonPrivate, got type"),
+        ({"ledger": "a.ledger"}, r"expected ledger of 'bank_a' to be a Ledger \(see Ledger.open\), got str"),
+    ],
+)
+def test_a_client_of_other_kinds_of_things_is_refused(tmp_path: Path, wrong: dict[str, object], told: str) -> None:
+    with ledger(tmp_path / "ledger", 1e-5) as opened:
+        with pytest.raises(TypeError, match=told):
+            Client("bank_a", **({"data": samples(10), "training": TRAINING, "ledger": opened} | wrong))
+        assert not opened.events()

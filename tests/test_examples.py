@@ -84,6 +84,20 @@ def test_the_scorer_scores_with_the_model_that_simulate_saved(tmp_path: Path, fe
     assert frauds == sum(int(log.read_text().splitlines()[line - 1].split(",")[transactions.columns.get_loc("isFraud")]) for line in lines)
     assert frauds > 6  # at random, one in 33 is a fraud: more than 6 of 20 have a probability below 1e-5
 
+    def refused(*files: Path) -> str:
+        result = subprocess.run(
+            [sys.executable, str(EXAMPLES / "scorer.py"), *map(str, files)], capture_output=True, text=True, check=False
+        )
+        assert (result.returncode, result.stdout) == (1, "")
+        assert "Traceback" not in result.stderr
+        return result.stderr
+
+    absent, misspelled = tmp_path / "absent.csv", tmp_path / "misspelled.csv"
+    transactions.rename(columns={"amount": "amuont"}).to_csv(misspelled, index=False)
+    assert refused(out / "model.npz", absent) == f"there is no file {absent}\n"
+    assert refused(tmp_path / "absent.npz", absent) == f"there is no file {tmp_path / 'absent.npz'} and no file {absent}\n"
+    assert "refused: the header of misspelled.csv has no column amount" in refused(out / "model.npz", misspelled)
+
 
 def test_the_auditor_finds_the_epsilon_that_was_claimed() -> None:
     output = run("auditor")

@@ -30,7 +30,7 @@ from privfed.report.figures import Line, compact, line_chart, nice_ceiling, stri
 from privfed.report.glossary import GLOSSARY
 from privfed.report.model import Report
 from privfed.report.promises import common
-from privfed.report.summary import _PARTIES, Exposure, Point, best_guess, certainty, exposed, readers, verdict
+from privfed.report.summary import _PARTIES, Exposure, Point, best_guess, certainty, exposed, readers, spent_words, verdict
 from privfed.report.tables import Held, compared, examples, finding_tone, gain_words, holdings, traffic
 from privfed.report.tone import Tone
 from privfed.report.write import html, markdown, write_report
@@ -119,7 +119,7 @@ def parsed(page: str) -> tuple[set[str], str]:
 
 def test_the_page_needs_nothing_from_elsewhere(report: Report, bare: Report) -> None:
     for page in (html(report), html(bare)):
-        assert not re.search(r"https?:|src=|href=|@import|url\(|<script|<link|<iframe|javascript:", page)
+        assert not re.search(r"https?:|src=|href=(?!"#)|@import|url\(|<script|<link|<iframe|javascript:", page)
 
 
 def test_tags_close_in_order(report: Report, bare: Report) -> None:
@@ -340,6 +340,30 @@ def test_every_word_that_is_explained_is_used(report: Report) -> None:
         assert any(part.strip().lower() in text[:start].lower() for part in word.split(",")), word
 
 
+def test_the_first_page_names_what_each_client_spent_and_links_to_where_it_is_explained(report: Report) -> None:
+    spent = {one.name: f"{one.epsilon:.2f}" for one in report.spending}
+    (budget,), (delta,) = {one.budget for one in report.spending}, {one.delta for one in report.spending}
+    line = f"{', '.join(f'{name} {epsilon}' for name, epsilon in spent.items())} of {budget:g}; at delta {delta:g}"
+    assert spent_words(report) == line
+    page = html(report)
+    assert page.index(f"in epsilon: {line}.") < page.index("Who can read what")
+    (anchor,) = re.findall(r'href="#([^"]+)">Privacy spent<', page)
+    assert f'<h2 id="{anchor}">Privacy spent, and promised</h2>' in page
+    text = markdown(report)
+    assert text.index(f"[Privacy spent](#{anchor}), in epsilon: ") < text.index("## Who can read what")
+    assert "## Privacy spent, and promised" in text
+
+
+def test_what_clients_with_other_limits_spent_is_told_with_their_own(report: Report, bare: Report) -> None:
+    assert spent_words(bare) == ", ".join(f"{name} infinite" for name in bare.clients)
+    first, *others = report.clients
+    history = replace(report.history, budget={**report.history.budget, first: 100.0})
+    first_line, rest = spent_words(replace(report, history=history)).split(". ")[0], spent_words(replace(report, history=history))
+    assert first_line.startswith(f"{first} ")
+    assert " of 100; at delta" in rest
+    assert all(f"{name} " in rest[rest.index(" of 100; at delta") :] for name in others)
+
+
 def test_a_report_says_how_batches_customers_and_clipping_were_bounded(report: Report) -> None:
     (name, training), *_ = report.history.training.items()
     assert isinstance(training, DpSgd)
@@ -461,7 +485,7 @@ def test_exposure_follows_from_the_trust_mode_and_the_noise(report: Report, bare
     assert server.finding.sentence().startswith("nothing to attack: only ciphertext")
     assert "certified" in server.control.sentence()
     clear = {row.party: row for row in exposed(bare)}
-    assert set(clear) == {"the server", "whoever opens the sum", "another client"}
+    assert set(clear) == {"the server", "any client, opening the sum as all do", "a client that also subtracts its own update"}
     assert {row.exposure for row in clear.values()} == {Exposure.CLEAR}
     assert {row.finding for row in clear.values()} == {None}
     assert "not audited" in parsed(html(bare))[1]
@@ -470,8 +494,8 @@ def test_exposure_follows_from_the_trust_mode_and_the_noise(report: Report, bare
 def test_parties_that_see_the_same_are_told_together_and_the_weakest_last(report: Report, bare: Report) -> None:
     assert leads(readers(report)) == [
         "The server and an outsider on the network",
-        "Whoever opens the sum",
-        "Another client",
+        "Any client, opening the sum as all do",
+        "A client that also subtracts its own update",
         "Another client together with the server",
     ]
     assert leads(readers(bare))[-1] == "The server"
@@ -883,7 +907,7 @@ def test_holdings_are_a_column_per_party_and_tell_what_is_of_each_client_once(re
     size = next(held.size for held in audit.holdings["the server"] if held.what == "encrypted update of canary_1")
     assert update["the server"] == Held(form="sealed", size=f"3 times {size:,}", tone=Tone.CALM)
     assert update["another client together with the server"] == Held(form="can open", size=f"3 times {size:,}", tone=Tone.CAUTION)
-    assert update["another client"] is None
+    assert update["a client that also subtracts its own update"] is None
     assert {who for who, held in things["the key of the round"].items() if held} == set(audit.holdings) - {
         "the server",
         "an outsider on the network",

@@ -32,8 +32,8 @@ class Adversary:
 
 OUTSIDER = Adversary(name="an outsider on the network", taps_wire=True)
 SERVER = Adversary(name="the server", runs_server=True)
-KEY_HOLDER = Adversary(name="whoever opens the sum", holds_key=True, gets_model=True)
-OTHER_CLIENT = Adversary(name="another client", holds_key=True, gets_model=True, trains=True)
+KEY_HOLDER = Adversary(name="any client, opening the sum as all do", holds_key=True, gets_model=True)
+OTHER_CLIENT = Adversary(name="a client that also subtracts its own update", holds_key=True, gets_model=True, trains=True)
 CLIENT_WITH_SERVER = Adversary(
     name="another client together with the server", runs_server=True, holds_key=True, gets_model=True, trains=True
 )

@@ -98,7 +98,8 @@ class Finding:
                 return f"nothing to attack: only ciphertext ({self.bytes_seen:,} bytes)"
             return str(outcome)
         certified = f"; {outcome.certified:.1f} of {outcome.rows} records certified" if outcome.certified else ""
-        false = f"; {outcome.false_certificates} certificates were false" if outcome.false_certificates else ""
+        number = outcome.false_certificates
+        false = f"; {number} {'certificate was' if number == 1 else 'certificates were'} false" if number else ""
         return f"{outcome.score.mean:.0%} {self.measure} (guessing: {outcome.baseline:.0%}){certified}{false}"
 
     @property
@@ -200,7 +201,7 @@ class Audit:
         held = [metered.client for metered in claiming if metered.reading is not None]
         if not held:
             return f"Not measured: {'; '.join(missing)}."
-        words = f"As declared: the noise and the clipping of {', '.join(held)}, and no more of canaries got out than epsilon allows"
+        words = f"As declared: the noise and the clipping of {', '.join(held)}, and the canaries gave away no more than epsilon allows"
         return f"{'; '.join((words, *missing))}."
 
     @property

@@ -17,7 +17,14 @@ from privfed.cli.refusals import Refusing
 from privfed.cli.simulate import simulate
 
 # Tracebacks stay plain: pretty ones print local variables, which are private tables.
-app = typer.Typer(cls=Refusing, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+app = typer.Typer(
+    cls=Refusing,
+    no_args_is_help=True,
+    suggest_commands=False,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
 
 
 def _show_version(asked: bool) -> None:

@@ -1,7 +1,8 @@
 """Arguments that several commands have, and what is refused before anything is loaded: a user must not wait for torch to be told."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -63,6 +64,21 @@ def empty_folder(folder: Path) -> Path:
     if any(folder.iterdir()):
         raise ValueError(f"expected {folder} to be a new or empty folder; nothing was read or overwritten; give --out another one")
     return folder
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Makes an empty folder for a block. If nothing was written when the block is refused, what was made is taken away again."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    empty_folder(folder)
+    try:
+        yield folder
+    except BaseException:
+        for path in made:
+            if any(path.iterdir()):
+                break
+            path.rmdir()
+        raise
 
 
 def folder_to_write(folder: Path) -> Path:

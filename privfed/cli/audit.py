@@ -42,7 +42,8 @@ def audit(folder: RunFolder, *, quick: Quick = False, as_json: AsJson = False) -
         print_json(found.to_json())
     else:
         show_audit(found)
-        typer.echo(f"Kept: {folder / 'audit.json'}. A report of this run that is there already tells of an earlier audit. Next:")
+        reported = " The report that is there already tells of an earlier audit." if (folder / "report.html").exists() else ""
+        typer.echo(f"Kept: {folder / 'audit.json'}.{reported} Next:")
         typer.echo(f"  {shlex.join(['privfed', 'report', str(folder)])}")
 
 

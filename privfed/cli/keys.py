@@ -9,15 +9,19 @@ from rich.console import Console
 
 from privfed.cli.arguments import AsJson, at_least, empty_folder
 from privfed.cli.terminal import print_json, printable
+from privfed.errors import KeyRefusedError
 
 if TYPE_CHECKING:
     from privfed.keys.chain import ChainFacts, KeyChain
     from privfed.keys.roster import PinnedRoster
 
+_FEWEST = 2
 FOUND = 3
 """Exit code of a scan that found a secret key."""
 
-app = typer.Typer(no_args_is_help=True, help="Identities, the key that the clients share, and where keys lie around.")
+app = typer.Typer(
+    no_args_is_help=True, suggest_commands=False, help="Identities, the key that the clients share, and where keys lie around."
+)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False, help="Your folder, from privfed keys init.", readable=False)]
 RosterFile = Annotated[
@@ -46,10 +50,14 @@ def init(
     privfed keys init hub --server
     ```
     """
-    from privfed.keys.party import Party, create_server  # noqa: PLC0415 # --help must not wait for the cryptography
+    from privfed.keys.party import PUBLIC_LINE, Party, create_server  # noqa: PLC0415 # --help must not wait for the cryptography
     from privfed.keys.roster import server_line  # noqa: PLC0415
 
     folder = Path(name) if out is None else out
+    if (folder / PUBLIC_LINE).exists():
+        raise KeyRefusedError(
+            f"your keys are there already, in {folder}; nothing was made or overwritten; privfed keys show {folder} prints the fingerprint"
+        )
     line = server_line(create_server(folder, name=name)) if server else Party.create(folder, name=name).public.line
     typer.echo(line)
     typer.echo(f"Your keys are in {folder}. The line above is for everybody; nothing else leaves this machine.", err=True)
@@ -146,6 +154,11 @@ def _hand_out(chain: "KeyChain", folder: Path, roster: "PinnedRoster", *, key: P
     from privfed.keys.wrap import wrap as wrap_for  # noqa: PLC0415
 
     sender = Party.load(folder)
+    if len(roster.members) < _FEWEST:
+        raise KeyRefusedError(
+            f"the roster has {_clients(len(roster.members))}, and a key is shared by {_FEWEST} or more; nothing was made or wrapped; put "
+            "the lines of the others into it"
+        )
     others = [member for member in roster.members if member.name != sender.name]
     messages = {f"{member.name}.wrap": wrap_for(chain, sender=sender, recipient=member, roster=roster) for member in others}
     empty_folder(out)
@@ -197,6 +210,11 @@ def show(
             f"Fingerprint: {facts['fingerprint']}",
         ]
     else:
+        if _begins_with(path, b"-----BEGIN"):
+            raise ValueError(
+                f"expected a roster, a key file or a folder of keys, got {path.name}, one of the private keys in a folder; nothing was "
+                f"shown; name the folder: privfed keys show {path.parent}"
+            )
         roster = PinnedRoster.load(path)
         parties = [("server", roster.server), *(("client", member) for member in roster.members)]
         facts = {
@@ -204,7 +222,7 @@ def show(
             "parties": [{"role": role, "name": party.name, "fingerprint": party.fingerprint} for role, party in parties],
         }
         lines = [
-            f"Roster of a server and {len(roster.members)} clients",
+            f"Roster of a server and {_clients(len(roster.members))}",
             *(f"  {role}  {party.name}  {party.fingerprint}" for role, party in parties),
             f"Fingerprint of the roster: {roster.fingerprint}",
             "Compare it over the phone: it is the same for all who pin the same names and keys.",
@@ -260,6 +278,10 @@ def scan(
 def _begins_with(path: Path, header: bytes) -> bool:
     with path.open("rb") as file:
         return file.read(len(header)) == header
+
+
+def _clients(count: int) -> str:
+    return f"{count} client{'' if count == 1 else 's'}"
 
 
 def _facts(facts: "ChainFacts") -> dict[str, object]:

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from privfed.dp.ledger import Ledger
     from privfed.dp.mechanism import Budget
 
-app = typer.Typer(no_args_is_help=True, help="Look at the privacy ledger of a data owner: what was spent, and whether it was altered.")
+app = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,
+    help="Look at the privacy ledger of a data owner: what was spent, and whether it was altered.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from privfed.cli.arguments import AsJson, CsvFile, above_zero, alone, at_least, empty_folder, readable
+from privfed.cli.arguments import AsJson, CsvFile, above_zero, alone, at_least, new_folder, readable
 from privfed.cli.terminal import bytes_of, epsilon_of, number, print_json, round_progress, table, use_one_core
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def simulate(
         alone("--non-private", {"--epsilon": epsilon}, reason="without noise there is no epsilon to keep to")
     readable(file)
     with ExitStack() as stack:
-        folder = empty_folder(out) if out else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-simulate-")))
+        temporary = tempfile.TemporaryDirectory(prefix="privfed-simulate-")
+        folder = stack.enter_context(new_folder(out)) if out else Path(stack.enter_context(temporary))
         progress = stack.enter_context(round_progress(quiet=as_json))
         progress.preparing(f"Reading {file.name}")
         from privfed.data.paysim import NOBAL, PRE, load_paysim  # noqa: PLC0415 # --help must not wait for pandas and torch
@@ -125,8 +126,14 @@ def simulate(
             delta=delta,
             seed=seed,
         )
-        progress.training(scenario.rounds, banks=banks)
-        outcome = run_scenario(transactions, scenario, ledgers=folder, progress=progress.round)
+        progress.preparing(f"Dealing records to {banks} banks")
+        outcome = run_scenario(
+            transactions,
+            scenario,
+            ledgers=folder,
+            ready=lambda: progress.training(scenario.rounds, banks=banks),
+            progress=progress.round,
+        )
     if out:
         outcome.save(out, command=shlex.join(["privfed", *sys.argv[1:]]))
     if as_json:

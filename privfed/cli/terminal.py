@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from privfed.history import RoundSummary
 
 
+_MOST_IN_CELL = 400  # characters: what attacks found is a sentence
+
+
 class RoundProgress:
     """A bar on stderr that first names what is prepared, then counts rounds and says how long the others will take.
 
@@ -60,14 +63,14 @@ def round_progress(*, quiet: bool) -> Iterator[RoundProgress]:
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, caption: str | None = None, left: int = 1) -> Table:
-    """A table whose first `left` columns are text and whose others are numbers. All text is shown as it is, without markup."""
+    """A table whose first `left` columns are text and whose others are numbers. All text is shown as it is, without markup, and wrapped."""
     result = Table(
         title=escape(printable(title)), caption=escape(caption) if caption else None, title_justify="left", caption_justify="left"
     )
     for position, column in enumerate(columns):
         result.add_column(column, justify="left" if position < left else "right", overflow="fold")
     for row in rows:
-        result.add_row(*(escape(printable(cell)) for cell in row))
+        result.add_row(*(escape(printable(cell, most=_MOST_IN_CELL)) for cell in row))
     return result
 
 

@@ -182,6 +182,11 @@ class Chain:
         with path.open("rb") as file:
             start = file.read(len(_DATABASE))
         if start != _DATABASE and (start or not (create or head.exists())):
+            if not head.exists():
+                raise LedgerTamperedError(
+                    f"{self._name} is no ledger: it is not a database, and no {self._name}.head lies beside it; nothing was opened or "
+                    "spent; name the file that was made as a ledger; if this is the one, restore it, its -wal file and its .head file"
+                )
             self._tampered("it is not a database, or its first bytes are damaged")
         if start and not head.exists():
             self._headless()

@@ -31,6 +31,9 @@ ACCOUNTANT: Final = (
     f"dp-accounting {version('dp-accounting')}"
 )
 
+MOST_CALIBRATED_NOISE: Final = 10_000.0
+"""The largest noise multiplier that `calibrate` tries."""
+
 _MOST_ROUNDS: Final = 1_000_000
 
 # Aim 0.3 % below the budget, give or take 0.24 %: from round to round the grid may change, and epsilon with it by 0.05 %.
@@ -133,8 +136,11 @@ def calibrate(job: _Noised, *, budget: Budget, relation: Relation = Relation.ADD
         relation: How neighbouring data sets differ.
 
     Raises:
+        TypeError: If the budget is none.
         ValueError: If an argument is outside its range, or no noise multiplier from 0.1 to 10,000 fits.
     """
+    if not isinstance(budget, Budget):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers without a type checker
+        raise TypeError(f"expected a Budget(epsilon=..., delta=...), got {type(budget).__name__}")
     if budget.epsilon > 100:
         raise ValueError(f"expected a budget with epsilon up to 100, got {budget.epsilon}, which protects nothing")
 
@@ -142,7 +148,7 @@ def calibrate(job: _Noised, *, budget: Budget, relation: Relation = Relation.ADD
         cost = epsilon((replace(job, noise_multiplier=math.exp(log_noise)),), delta=budget.delta, relation=relation)
         return math.log(max(cost, 1e-300) / budget.epsilon) + _CALIBRATION_AIM
 
-    lowest, highest = math.log(0.1), math.log(10_000)
+    lowest, highest = math.log(0.1), math.log(MOST_CALIBRATED_NOISE)
     guess = min(max(_central_limit_guess(budget, job), lowest), highest)
     too_little: tuple[float, float] | None = None  # logarithm of the noise multiplier, and excess there
     enough: tuple[float, float] | None = None

@@ -15,6 +15,7 @@ from privfed.agreement import Agreement
 from privfed.client import Trainer
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.samples import Samples
+from privfed.engines.beforehand import check_budgets, check_evaluation, check_rounds
 from privfed.engines.dropouts import Absences
 from privfed.engines.encrypted import EncryptedRounds
 from privfed.engines.plaintext import PlaintextRounds
@@ -63,8 +64,10 @@ def simulate(
         What happened, what was spent, and the model.
 
     Raises:
+        BudgetExceededError: If all clients are to take part in every round, and too few budgets for the policy cover them to the end.
         PrivFedError: If a client, the model or the policy is refused, or a round cannot be held.
-        ValueError: If an argument is out of its range.
+        TypeError: If `evaluation` is no `Samples`, or `rounds` no whole number.
+        ValueError: If an argument is out of its range, or `evaluation` has other columns than the clients.
     """
     with Simulation(consortium, model, evaluation=evaluation, scope=scope, directory=directory) as simulation:
         return simulation.run(rounds=rounds, fraction=fraction, rng=rng, absences=absences, progress=progress)
@@ -106,6 +109,7 @@ class Simulation:
         _randomness: Callable[[str, int], Randomness] | None = None,
     ) -> None:
         check_model(model)
+        check_evaluation(evaluation, consortium)
         self._consortium = consortium
         self._model = model
         self._evaluation = evaluation
@@ -114,7 +118,7 @@ class Simulation:
         self._initial = values_of(model)
         self._updates: dict[str, Update[PlainVector]] = {}
         self._site: Site | None = None
-        trainers = {client.name: self._trainer(client.name) for client in consortium.clients}
+        self._trainers = trainers = {client.name: self._trainer(client.name) for client in consortium.clients}
         if isinstance(consortium.keys, Plaintext):
             if directory is not None:
                 raise ValueError("expected no directory for a plaintext run, which keeps nothing")
@@ -215,11 +219,18 @@ class Simulation:
         progress: Callable[[RoundSummary], None] | None = None,
     ) -> History:
         """Runs the rounds that are not in the folder's log yet; see `simulate`."""
-        if rounds < 1:
-            raise ValueError(f"expected at least 1 round, got {rounds}")
+        check_rounds(rounds)
         if fraction < 1 and rng is None:
             raise ValueError("expected rng where fraction is below 1: selection is explicit")
         summaries, failed, seed = self._restore()
+        if fraction == 1 and absences is None:
+            check_budgets(
+                self._trainers,
+                first=len(summaries) + len(failed),
+                rounds=rounds,
+                fewest=self._consortium.policy.min_clients,
+                session=None if self._site is None else self._site.agreement.session,
+            )
         if seed is None:
             seed = 0 if rng is None else int(rng.integers(2**63))
             self._log({"selection": seed})

@@ -17,7 +17,8 @@ from privfed.keys.roster import Member, read_line, server_line
 SEALED_OVERHEAD_BYTES = 48
 """By how much a sealed secret is longer: the encapsulated key, 32 bytes, and the tag, 16."""
 
-_SIGNING, _ENCRYPTION, _PUBLIC = "identity.pem", "encryption.pem", "public.txt"
+PUBLIC_LINE = "public.txt"
+_SIGNING, _ENCRYPTION = "identity.pem", "encryption.pem"
 _MOST_BYTES = 10_000
 # RFC 9180, base mode: the sender is authenticated by its signature.
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
@@ -49,7 +50,7 @@ class Party(Secret):
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         create(folder / _ENCRYPTION, pem)
-        create(folder / _PUBLIC, f"{party.public.line}\n".encode())
+        create(folder / PUBLIC_LINE, f"{party.public.line}\n".encode())
         return party
 
     @classmethod
@@ -59,12 +60,14 @@ class Party(Secret):
         Raises:
             KeyRefusedError: If it is a server's.
             PermissionError: If others than the owner may read a key.
-            ValueError: If a file holds something else, or keys and public line do not belong together.
+            ValueError: If it is no such folder, a file is missing or holds something else, or keys and public line do not belong together.
         """
         public = _public(folder)
         if not isinstance(public, Member):
             raise KeyRefusedError(f"{public.name!r} is a server, which neither gives nor gets a key; nothing was done")
         identity = Identity.load(folder / _SIGNING, name=public.name)
+        if not (folder / _ENCRYPTION).exists():
+            raise ValueError(f"{_ENCRYPTION} is missing in {folder}; nothing was done; put it back from where it is kept")
         pem = read_private(folder / _ENCRYPTION, most=_MOST_BYTES)
         try:
             key = serialization.load_pem_private_key(pem, password=None)
@@ -74,7 +77,9 @@ class Party(Secret):
             raise ValueError(f"expected an X25519 private key without a password in {_ENCRYPTION}, got something else")
         party = cls(identity=identity, encryption_key=key)
         if party.public != public:
-            raise ValueError(f"expected {_PUBLIC} to name the keys that lie beside it, got others; take the folder from where it was made")
+            raise ValueError(
+                f"expected {PUBLIC_LINE} to name the keys that lie beside it, got others; take the folder from where it was made"
+            )
         return party
 
     @property
@@ -124,7 +129,7 @@ def create_server(folder: Path, *, name: str) -> PublicIdentity:
     identity = Identity.generate(name)
     folder.mkdir(mode=0o700)
     identity.save(folder / _SIGNING)
-    create(folder / _PUBLIC, f"{server_line(identity.public)}\n".encode())
+    create(folder / PUBLIC_LINE, f"{server_line(identity.public)}\n".encode())
     return identity.public
 
 
@@ -133,16 +138,22 @@ def read_public(folder: Path) -> Member | PublicIdentity:
 
     Raises:
         PermissionError: If others than the owner may read a key.
-        ValueError: If a file holds something else, or keys and public line do not belong together.
+        ValueError: If it is no folder of keys, a file is missing or holds something else, or keys and public line do not belong together.
     """
     public = _public(folder)
     if isinstance(public, Member):
         return Party.load(folder).public
     if Identity.load(folder / _SIGNING, name=public.name).public != public:
-        raise ValueError(f"expected {_PUBLIC} to name the key that lies beside it, got another; take the folder from where it was made")
+        raise ValueError(f"expected {PUBLIC_LINE} to name the key that lies beside it, got another; take the folder from where it was made")
     return public
 
 
 def _public(folder: Path) -> Member | PublicIdentity:
-    text = read_pinned(folder / _PUBLIC, most=_MOST_BYTES).decode("ascii", errors="replace")
-    return read_line(text, where=_PUBLIC)
+    if not (folder / PUBLIC_LINE).exists():
+        what = f"has no {PUBLIC_LINE}" if folder.is_dir() else "is no folder" if folder.exists() else "is not there"
+        raise ValueError(
+            f"expected the folder that privfed keys init made, and {folder} {what}; nothing was done; name the folder with your "
+            f"{_SIGNING} and {PUBLIC_LINE}"
+        )
+    text = read_pinned(folder / PUBLIC_LINE, most=_MOST_BYTES).decode("ascii", errors="replace")
+    return read_line(text, where=PUBLIC_LINE)

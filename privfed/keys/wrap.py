@@ -97,18 +97,36 @@ def unwrap(data: bytes, *, recipient: Party, roster: PinnedRoster, epoch: int, h
     if held is not None and session != held.session:
         raise KeyRefusedError(f"{name!r} wrapped a key of another session than the one that is held here; {refused}")
     if number != epoch or (held is not None and number <= held.epoch):
+        if held is not None and number == held.epoch:
+            raise KeyRefusedError(
+                f"you hold this key already: {name!r} wrapped a key of epoch {number}, and epoch {number} is held here; {refused}"
+            )
         holding = "" if held is None else f", and epoch {held.epoch} is held here"
+        told = "" if held is not None and number < held.epoch else f"if the others told you epoch {number}, give --epoch {number}; else "
         raise KeyRefusedError(
-            f"{name!r} wrapped a key of epoch {number}, expected was epoch {epoch}{holding}; {refused}; ask for a new message"
+            f"{name!r} wrapped a key of epoch {number}, expected was epoch {epoch}{holding}; {refused}; {told}ask for a new message"
         )
     chain_key = recipient.unseal(sealed, info=body[:-_SEALED_BYTES])
     return KeyChain.beginning(chain_key, roster=roster, session=session, epoch=number)
 
 
 def read_wrap(path: Path) -> bytes:
-    """The bytes of a message in a file, or as many of them as are needed to see that it is none."""
+    """The bytes of a message in a file, or as many of them as are needed to see that it is none.
+
+    Raises:
+        ValueError: If it does not begin as a message does, or its end is missing. Nothing is verified here.
+    """
     with path.open("rb") as file:
-        return file.read(MOST_WRAP_BYTES + 1)
+        data = file.read(MOST_WRAP_BYTES + 1)
+    place = len(_MAGIC)
+    for _ in ("sender", "recipient"):
+        place += 1 + (data[place] if place < len(data) else 0)
+    if not data.startswith(_MAGIC) or len(data) < place + _TERMS.size + _SEALED_BYTES + SIGNATURE_BYTES:
+        raise ValueError(
+            f"expected a whole message from privfed keys wrap in {path.name}, got something else or a part of one; nothing was opened; "
+            "ask for it again"
+        )
+    return data
 
 
 def _check_own(party: Party, roster: PinnedRoster) -> None:

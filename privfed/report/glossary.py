@@ -39,8 +39,9 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
         "An attack believes what it sees, noise included, and noise misleads it. That is no further protection: it could guess instead.",
     ),
     (
-        "certified",
-        "The attack showed from the update alone, without the truth, what a record is: every number to within 1% of its column's range.",
+        "certified, false certificate",
+        "The attack showed from the update alone, without the truth, what a record is: every number to within 1% of its column's range. A false "
+        "certificate is about no record: noise led the proof astray, and nothing was read.",
     ),
     (
         "protection taken away",

@@ -259,6 +259,23 @@ def _claims(report: Report) -> Point:
     return Point(tone=Tone.CAUTION if untested else Tone.CALM, lead="Claims", text=text)
 
 
+def spent_words(report: Report) -> str:
+    """What each client spent of its budget, in a line.
+
+    Clients with the same limit are told together, so that the limit is not repeated.
+    """
+    alike: dict[tuple[float | None, float | None], list[str]] = {}
+    for spent in report.spending:
+        epsilon = f"{spent.epsilon:.2f}" if math.isfinite(spent.epsilon) else "infinite"
+        alike.setdefault((spent.budget, spent.delta), []).append(f"{spent.name} {epsilon}")
+    lines: list[str] = []
+    for (budget, delta), clients in alike.items():
+        shown = clients if len(clients) <= 8 else [*clients[:7], f"{len(clients) - 7} others, see there"]
+        limit = "" if budget is None or math.isinf(budget) else f" of {budget:g}"
+        lines.append(f"{', '.join(shown)}{limit}" + ("" if delta is None else f"; at delta {delta:g}"))
+    return ". ".join(lines)
+
+
 def protected_unit(report: Report) -> str:
     """Whose presence is hidden: a record, unless every client that trains privately does so for customers."""
     private = [training for training in report.history.training.values() if isinstance(training, DpSgd)]

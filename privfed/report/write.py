@@ -21,7 +21,7 @@ from privfed.report.glossary import GLOSSARY
 from privfed.report.model import Report, Spending
 from privfed.report.pictures import figures, finding_strip, spent_strip
 from privfed.report.promises import common
-from privfed.report.summary import Point, best_guess, certainty, exposed, listed, protected_unit, readers, verdict
+from privfed.report.summary import Point, best_guess, certainty, exposed, listed, protected_unit, readers, spent_words, verdict
 from privfed.report.tables import compared, examples, finding_tone, gain_words, holdings, rounds, scope, traffic
 from privfed.training.mechanism import DpSgd, TrainingMechanism
 
@@ -98,6 +98,7 @@ def _render(template: str, report: Report, environment: Environment, **more: obj
         examples=examples(report.audit),
         promises=common(report.statements),
         unit=protected_unit(report),
+        spent_words=spent_words(report),
         trainings=_trainings(report.history),
         rounds=rounds(report.history),
         scope=scope(report.history),

@@ -34,12 +34,15 @@ def mlp(inputs: int, *, hidden: tuple[int, ...] = (64, 32), outputs: int = 1) ->
         outputs: 1 for a yes-or-no label, else the number of classes.
 
     Raises:
+        TypeError: If `hidden` is no tuple.
         ValueError: If a width is not positive.
 
     Example:
         >>> layout_of(mlp(10)).size
         2817
     """
+    if not isinstance(hidden, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers without a type checker
+        raise TypeError(f"expected hidden to be a tuple of widths, such as (64, 32), got {type(hidden).__name__}")
     widths = (inputs, *hidden, outputs)
     if any(width < 1 for width in widths):
         raise ValueError(f"expected widths of at least 1, got {widths}")

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -11,9 +12,11 @@ from privfed.aggregation.rules import MultiKrum
 from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
+from privfed.data.samples import Samples
 from privfed.dp.accounting import epsilon
+from privfed.engines.dropouts import Dropouts
 from privfed.engines.local import Simulation, simulate
-from privfed.errors import CohortError, OpeningRefusedError
+from privfed.errors import BudgetExceededError, CohortError, OpeningRefusedError
 from privfed.he.params import CkksParams
 from privfed.training.evaluate import EvaluationScope
 from privfed.training.model import values_of
@@ -90,10 +93,80 @@ def test_a_run_in_which_too_many_refuse_stops_and_keeps_what_was_reached(model: 
     consortium = private(epsilons=(1.01 * one_round,) * 3)
     done = []
     with Simulation(consortium, model) as simulation:
+        # Who may be absent may take part in fewer rounds, so that budgets are not counted beforehand.
         with pytest.raises(CohortError, match="nothing was summed"):
-            simulation.run(rounds=2, progress=done.append)
+            simulation.run(rounds=2, progress=done.append, absences=Dropouts(probability=0.0, seed=0))
         assert len(done) == 1
         assert not np.array_equal(simulation.model_values.values, values_of(model).values)
+
+
+@pytest.mark.parametrize("keys", ["shared", "plain"])
+def test_a_run_that_too_few_budgets_cover_to_its_end_is_refused_before_anything_is_charged(
+    model: torch.nn.Module, private: Make, keys: str
+) -> None:
+    two = epsilon([MECHANISM.event()] * 2, delta=1e-5)
+    options = {} if keys == "shared" else {"keys": Plaintext()}
+    consortium = private(epsilons=(20.0, 1.01 * two, 20.0), **options)
+    words = (
+        "the budget of bank_1 covers 2 of 3 rounds, and the policy demands 3 clients in each; nothing was trained; take at most 2 rounds"
+    )
+    with pytest.raises(BudgetExceededError, match=words):
+        simulate(consortium, model, rounds=3)
+    assert [client.ledger.events() for client in consortium.clients if client.ledger] == [(), (), ()]
+    assert len(simulate(consortium, model, rounds=2).rounds) == 2
+    with pytest.raises(
+        BudgetExceededError, match="the budget of bank_1 covers 0 of 1 rounds, .*; take training whose noise is made for all"
+    ):
+        simulate(consortium, model, rounds=1)
+
+
+def test_all_clients_whose_budgets_end_too_early_are_named(model: torch.nn.Module, private: Make) -> None:
+    one, two = (epsilon([MECHANISM.event()] * number, delta=1e-5) for number in (1, 2))
+    with pytest.raises(BudgetExceededError, match="of bank_0 covers 1 of 4 rounds, that of bank_2 2, and .*; take at most 2 rounds"):
+        simulate(private(count=4, epsilons=(1.01 * one, 20.0, 1.01 * two, 20.0)), model, rounds=4)
+
+
+def test_rounds_that_a_folder_holds_are_not_asked_of_the_budget_again(model: torch.nn.Module, private: Make, tmp_path: Path) -> None:
+    three = epsilon([MECHANISM.event()] * 3, delta=1e-5)
+    consortium, folder = private(epsilons=(1.01 * three,) * 3), tmp_path / "run"
+    simulate(consortium, model, rounds=2, directory=folder)
+    with pytest.raises(BudgetExceededError, match="of bank_0 covers 1 of the 2 rounds that are left.*take at most 3 rounds"):
+        simulate(consortium, model, rounds=4, directory=folder)
+    assert len(simulate(consortium, model, rounds=3, directory=folder).rounds) == 3
+
+
+def test_a_round_that_was_charged_before_a_crash_is_not_asked_of_the_budget_again(
+    model: torch.nn.Module, private: Make, tmp_path: Path
+) -> None:
+    two = epsilon([MECHANISM.event()] * 2, delta=1e-5)
+    consortium, folder = private(epsilons=(1.01 * two,) * 3), tmp_path / "run"
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Simulation(consortium, model, directory=folder) as simulation:
+        simulation.run(rounds=1)
+        simulation._evaluate = stop  # the second round is held, and not in the log yet
+        with pytest.raises(KeyboardInterrupt):
+            simulation.run(rounds=2)
+    assert [len(client.ledger.events()) for client in consortium.clients if client.ledger] == [2, 2, 2]
+    assert len(simulate(consortium, model, rounds=2, directory=folder).rounds) == 2
+
+
+def test_an_evaluation_that_cannot_be_scored_is_refused_before_anything_is_charged(model: torch.nn.Module, private: Make) -> None:
+    consortium = private()
+    with pytest.raises(TypeError, match="expected evaluation to be Samples, got ndarray; nothing was trained"):
+        simulate(consortium, model, rounds=1, evaluation=np.zeros((3, 4)))
+    other = Samples(features=np.zeros((3, 2)), labels=[0, 1, 0], groups=None, columns=("a", "b"))
+    with pytest.raises(ValueError, match="expected evaluation to have the columns of 'bank_0', a, b, c, d, got a, b; nothing was trained"):
+        simulate(consortium, model, rounds=1, evaluation=other)
+    assert [client.ledger.events() for client in consortium.clients if client.ledger] == [(), (), ()]
+
+
+@pytest.mark.parametrize("rounds", ["10", 2.0, True, None])
+def test_a_number_of_rounds_that_is_none_is_refused(model: torch.nn.Module, non_private: Make, rounds: object) -> None:
+    with pytest.raises(TypeError, match=f"expected rounds to be a whole number, got {type(rounds).__name__}; nothing was trained"):
+        simulate(non_private(), model, rounds=rounds)
 
 
 def test_a_round_that_the_policy_forbids_is_not_held(model: torch.nn.Module, non_private: Make) -> None:

@@ -77,7 +77,10 @@ def test_init_prints_the_line_that_show_compares_and_never_overwrites(folder: Pa
     assert values("show", "bank_a") == {"role": "client", "name": "bank_a", "fingerprint": " ".join(line[-8:])}
     assert values("show", "hub")["role"] == "server"
     before = (folder / "bank_a" / "identity.pem").read_bytes()
-    assert refusal("init", "bank_a") == "bank_a: File exists; nothing was done"
+    told = "your keys are there already, in bank_a; nothing was made or overwritten; privfed keys show bank_a prints the fingerprint"
+    assert refusal("init", "bank_a") == told
+    (folder / "other").mkdir()
+    assert refusal("init", "bank_a", "--out", "other") == "other: File exists; nothing was done"
     assert (folder / "bank_a" / "identity.pem").read_bytes() == before
     assert keys("init", "bank_a", "--out", "another").exit_code == 0
     assert "expected a name" in refusal("init", "../bank")
@@ -108,12 +111,18 @@ def test_unwrap_refuses_what_is_not_for_this_bank_and_now(folder: Path) -> None:
     assert "'bank_a' wrapped this key for 'bank_c', not for 'bank_b'" in refusal("unwrap", "bank_b", "wraps/bank_c.wrap", *NAMED, "b.key")
     assert "expected was epoch 2" in refusal("unwrap", "bank_b", "wraps/bank_b.wrap", *NAMED, "b.key", "--epoch", "2")
     assert "expected --epoch from 1" in refusal("unwrap", "bank_b", "wraps/bank_b.wrap", *NAMED, "b.key", "--epoch", "0")
+    told = "expected was epoch 2; nothing was decrypted; if the others told you epoch 1, give --epoch 1; else ask for a new message"
+    assert told in refusal("unwrap", "bank_b", "wraps/bank_b.wrap", *NAMED, "b.key", "--epoch", "2")
     data = (folder / "wraps" / "bank_b.wrap").read_bytes()
+    (folder / "part").write_bytes(data[:-20])
+    assert "a part of one; nothing was opened; ask for it again" in refusal("unwrap", "bank_b", "part", *NAMED, "b.key")
     (folder / "forged").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert refusal("unwrap", "bank_b", "forged", *NAMED, "b.key") == "the message is not valid; it was dropped and nothing happened"
     assert not (folder / "b.key").exists()
     values("unwrap", "bank_b", "wraps/bank_b.wrap", *NAMED, "b.key")
-    assert "epoch 1 is held here" in refusal("unwrap", "bank_b", "wraps/bank_b.wrap", *NAMED, "b.key")
+    assert "you hold this key already: 'bank_a' wrapped a key of epoch 1, and epoch 1 is held here" in refusal(
+        "unwrap", "bank_b", "wraps/bank_b.wrap", *NAMED, "b.key"
+    )
 
 
 def test_rotate_makes_a_fresh_key_of_the_next_epoch_and_old_messages_stay_refused(folder: Path) -> None:
@@ -179,7 +188,30 @@ def test_show_refuses_what_it_does_not_know(folder: Path) -> None:
     (folder / "noise").write_bytes(bytes(range(256)))
     assert "expected a roster in noise" in refusal("show", "noise")
     assert "No such file or directory" in refusal("show", "nothing")
-    assert "No such file or directory" in refusal("show", str(folder))  # a folder without a public line
+    assert f"expected the folder that privfed keys init made, and {folder} has no public.txt" in refusal("show", str(folder))
+    told = "one of the private keys in a folder; nothing was shown; name the folder: privfed keys show bank_a"
+    assert told in refusal("show", "bank_a/identity.pem")
+    (folder / "bank_a" / "encryption.pem").unlink()
+    assert "encryption.pem is missing in bank_a; nothing was done; put it back from where it is kept" in refusal("show", "bank_a")
+
+
+def test_a_wrong_folder_is_refused_by_what_it_lacks_and_says_what_to_name(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    for wrong, lack in (("empty", "has no public.txt"), ("roster.txt", "is no folder"), ("absent", "is not there")):
+        told = f"and {wrong} {lack}; nothing was done; name the folder with your identity.pem and public.txt"
+        assert told in refusal("wrap", wrong, *NAMED, "a.key", "--out", "wraps")
+    assert not (folder / "wraps").exists()
+    assert not (folder / "a.key").exists()
+
+
+def test_a_key_for_one_client_alone_is_refused(folder: Path) -> None:
+    lines = (folder / "roster.txt").read_text().splitlines()
+    (folder / "roster.txt").write_text("\n".join(line for line in lines if "bank_b" not in line and "bank_c" not in line))
+    told = "the roster has 1 client, and a key is shared by 2 or more; nothing was made or wrapped"
+    assert told in refusal("wrap", "bank_a", *NAMED, "a.key", "--out", "wraps")
+    assert not (folder / "wraps").exists()
+    assert not (folder / "a.key").exists()
+    assert "Roster of a server and 1 client\n" in keys("show", "roster.txt").stdout
 
 
 def test_scan_says_what_it_found_in_its_exit_code(folder: Path) -> None:

@@ -4,6 +4,8 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 
+from pathlib import Path
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -247,9 +249,18 @@ def test_a_changed_message_is_refused_from_strangers_and_insiders(
             unwrap(body + people["bank_a"].sign(body), recipient=bank, roster=roster, epoch=1)
 
 
-def test_no_more_of_a_file_is_read_than_a_message_can_have(tmp_path) -> None:
-    (tmp_path / "huge").write_bytes(bytes(10_000_000))
+def test_no_more_of_a_file_is_read_than_a_message_can_have(tmp_path: Path, message: bytes) -> None:
+    (tmp_path / "huge").write_bytes(message + bytes(10_000_000))
     assert len(read_wrap(tmp_path / "huge")) == MOST_WRAP_BYTES + 1
+
+
+@pytest.mark.parametrize("length", [0, 10, 20, 25, 100, -1])
+def test_a_file_that_holds_a_part_of_a_message_says_to_ask_for_it_again(tmp_path: Path, message: bytes, length: int) -> None:
+    (tmp_path / "bank_b.wrap").write_bytes(message[:length])
+    with pytest.raises(ValueError, match="whole message from privfed keys wrap in bank_b.wrap, .*; nothing was opened; ask for it again"):
+        read_wrap(tmp_path / "bank_b.wrap")
+    (tmp_path / "bank_b.wrap").write_bytes(message)
+    assert read_wrap(tmp_path / "bank_b.wrap") == message
 
 
 def test_the_longest_names_fit_a_message() -> None:

@@ -31,6 +31,13 @@ def test_dp_sgd_refuses_counts_below_one_and_fractions(name: str, bad: float) ->
         replace(DP_SGD, **{name: bad})
 
 
+def test_a_budget_that_is_a_number_or_has_texts_for_numbers_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"expected a Budget\(epsilon=..., delta=...\), got float"):
+        DpSgd.for_budget(4.0, rounds=1, max_records=1000, expected_batch_size=100, steps=1, learning_rate=0.1)
+    with pytest.raises(ValueError, match="expected epsilon to be a float, got str"):
+        Budget(epsilon="4", delta=1e-5)
+
+
 def test_dp_sgd_refuses_a_sample_rate_above_one() -> None:
     assert replace(DP_SGD, sample_rate=1.0).sample_rate == 1.0
     with pytest.raises(ValueError, match="sample_rate from 1e-15 to 1, got"):

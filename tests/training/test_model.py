@@ -119,6 +119,12 @@ def test_the_width_of_a_model_that_begins_with_something_else_is_not_guessed(mod
     check_columns(module, ("hour", "amount", "old", "new", "kind"))
 
 
+@pytest.mark.parametrize("hidden", [64, None, 2.5])
+def test_mlp_refuses_one_number_in_place_of_widths(hidden: object) -> None:
+    with pytest.raises(TypeError, match=rf"expected hidden to be a tuple of widths, such as \(64, 32\), got {type(hidden).__name__}"):
+        mlp(4, hidden=hidden)
+
+
 def test_mlp_has_the_asked_widths() -> None:
     assert [tuple(parameter.shape) for parameter in mlp(10).parameters()] == [(64, 10), (64,), (32, 64), (32,), (1, 32), (1,)]
     assert [tuple(parameter.shape) for parameter in mlp(3, hidden=(), outputs=5).parameters()] == [(5, 3), (5,)]

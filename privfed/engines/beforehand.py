@@ -1,0 +1,87 @@
+"""What is refused before the first round of a run: nothing is charged or trained for a run that cannot be finished."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from privfed.client import Trainer
+from privfed.consortium import Consortium
+from privfed.data.samples import Samples
+from privfed.errors import BudgetExceededError
+
+
+def check_evaluation(evaluation: object, consortium: Consortium) -> None:
+    """Refuses records to evaluate on that a model of the consortium could not score.
+
+    Raises:
+        TypeError: If they are no `Samples`.
+        ValueError: If their columns are not those of the clients.
+    """
+    if evaluation is None:
+        return
+    if not isinstance(evaluation, Samples):
+        raise TypeError(f"expected evaluation to be Samples, got {type(evaluation).__name__}; nothing was trained")
+    client = consortium.clients[0]
+    if evaluation.columns != client.data.columns:
+        raise ValueError(
+            f"expected evaluation to have the columns of {client.name!r}, {_some(client.data.columns)}, got {_some(evaluation.columns)}; "
+            "nothing was trained"
+        )
+
+
+def check_rounds(rounds: object) -> None:
+    """Refuses what is no number of rounds.
+
+    Raises:
+        TypeError: If it is no whole number.
+        ValueError: If it is below 1.
+    """
+    if not isinstance(rounds, int | np.integer) or isinstance(rounds, bool):
+        raise TypeError(f"expected rounds to be a whole number, got {type(rounds).__name__}; nothing was trained")
+    if rounds < 1:
+        raise ValueError(f"expected at least 1 round, got {rounds}")
+
+
+def check_budgets(trainers: Mapping[str, Trainer], *, first: int, rounds: int, fewest: int, session: bytes | None) -> None:
+    """Refuses rounds in all of which every client is to take part, if too few budgets cover them to the end.
+
+    Single clients whose budgets end earlier are left out of the rounds that they do not cover, and the run goes on.
+
+    Args:
+        trainers: Of all clients, by name.
+        first: The first round that is not held yet, from 0.
+        rounds: Number of all rounds.
+        fewest: Clients that the policy demands in each.
+        session: Session of a run that is taken up again, in which the first round may be charged already; None if nothing was charged.
+
+    Raises:
+        BudgetExceededError: If fewer clients than that can pay for the last round. Nothing was charged or trained.
+    """
+    left = rounds - first
+    short: dict[str, int] = {}
+    for name, trainer in trainers.items():
+        possible = trainer.rounds_possible()
+        if possible is None:
+            continue
+        if session is not None and trainer.has_charged(session=session, round=first):
+            possible += 1
+        if possible < left:
+            short[name] = possible
+    if not short or len(trainers) - len(short) >= fewest:
+        return
+    which = f"{left} rounds" if not first else f"the {left} rounds that are left"
+    (name, possible), *others = short.items()
+    words = "".join(f", that of {other} {number}" for other, number in others[:7])
+    if len(others) > 7:
+        words += f", and those of {len(others) - 7} others fewer than {left}"
+    # With the clients in the order of what they can pay, the last one that the policy demands decides.
+    most = sorted((short.get(client, left) for client in trainers), reverse=True)[: max(fewest, 1)][-1]
+    advice = f"take at most {first + most} rounds, or" if most else "take"
+    raise BudgetExceededError(
+        f"the budget of {name} covers {possible} of {which}{words}, and the policy demands {fewest} clients in each; nothing was trained; "
+        f"{advice} training whose noise is made for all rounds, as DpSgd.for_budget does"
+    )
+
+
+def _some(columns: tuple[str, ...]) -> str:
+    return ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
