@@ -119,7 +119,7 @@ def parsed(page: str) -> tuple[set[str], str]:
 
 def test_the_page_needs_nothing_from_elsewhere(report: Report, bare: Report) -> None:
     for page in (html(report), html(bare)):
-        assert not re.search(r"https?:|src=|href=(?!"#)|@import|url\(|<script|<link|<iframe|javascript:", page)
+        assert not re.search(r'https?:|src=|href=(?!"#)|@import|url\(|<script|<link|<iframe|javascript:', page)
 
 
 def test_tags_close_in_order(report: Report, bare: Report) -> None:

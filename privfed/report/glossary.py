@@ -40,8 +40,8 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ),
     (
         "certified, false certificate",
-        "The attack showed from the update alone, without the truth, what a record is: every number to within 1% of its column's range. A false "
-        "certificate is about no record: noise led the proof astray, and nothing was read.",
+        "The attack showed from the update alone, without the truth, what a record is: every number to within 1% of its column's range. A "
+        "false certificate is about no record: noise led the proof astray, and nothing was read.",
     ),
     (
         "protection taken away",

@@ -3,7 +3,6 @@ import hmac
 import struct
 from collections.abc import Callable
 from dataclasses import replace
-
 from pathlib import Path
 
 import pytest
