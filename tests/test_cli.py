@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import os
 import re
@@ -132,6 +133,7 @@ def test_simulate_prints_one_json_object_that_is_also_its_history_file(
     kept = json.loads((out / "history.json").read_text())
     assert kept.pop("checksum") == checksum(kept)
     assert kept.pop("command").startswith("privfed simulate ")
+    assert kept.pop("model_sha256") == hashlib.sha256((out / "model.npz").read_bytes()).hexdigest()
     assert result == kept
     assert result["scope"] == "simulation only"
     assert result["private"] is True
@@ -222,7 +224,7 @@ def test_simulate_refuses_a_delta_of_no_use_before_it_makes_a_ledger(tmp_path: P
     reason = refusal(here("simulate", str(log), "--quick", "--banks", "3", "--delta", "0.0009", "--out", str(tmp_path / "run")))
     assert re.search(r"one over the \d000 records that 'bank_\d' declares at most, got 0.0009", reason)
     assert "nothing was charged" in reason
-    assert not list((tmp_path / "run").iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
 def test_simulate_without_noise_says_so_and_claims_nothing(log: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_scorer_scores_with_the_model_that_simulate_saved(tmp_path: Path, fe
     transactions.rename(columns={"amount": "amuont"}).to_csv(misspelled, index=False)
     assert refused(out / "model.npz", absent) == f"there is no file {absent}\n"
     assert refused(tmp_path / "absent.npz", absent) == f"there is no file {tmp_path / 'absent.npz'} and no file {absent}\n"
-    assert "refused: the header of misspelled.csv has no column amount" in refused(out / "model.npz", misspelled)
+    assert "refused: the header of misspelled.csv does not fit: amount is missing" in refused(out / "model.npz", misspelled)
 
 
 def test_the_auditor_finds_the_epsilon_that_was_claimed() -> None:

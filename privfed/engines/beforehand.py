@@ -69,18 +69,22 @@ def check_budgets(trainers: Mapping[str, Trainer], *, first: int, rounds: int, f
             short[name] = possible
     if not short or len(trainers) - len(short) >= fewest:
         return
-    which = f"{left} rounds" if not first else f"the {left} rounds that are left"
+    which = f"{'the ' if first else ''}{_rounds(left)}" + (f" that {'is' if left == 1 else 'are'} left" if first else "")
     (name, possible), *others = short.items()
     words = "".join(f", that of {other} {number}" for other, number in others[:7])
     if len(others) > 7:
         words += f", and those of {len(others) - 7} others fewer than {left}"
     # With the clients in the order of what they can pay, the last one that the policy demands decides.
     most = sorted((short.get(client, left) for client in trainers), reverse=True)[: max(fewest, 1)][-1]
-    advice = f"take at most {first + most} rounds, or" if most else "take"
+    advice = f"take at most {_rounds(first + most)}, or" if most else "take"
     raise BudgetExceededError(
         f"the budget of {name} covers {possible} of {which}{words}, and the policy demands {fewest} clients in each; nothing was trained; "
         f"{advice} training whose noise is made for all rounds, as DpSgd.for_budget does"
     )
+
+
+def _rounds(number: int) -> str:
+    return f"{number} round{'' if number == 1 else 's'}"
 
 
 def _some(columns: tuple[str, ...]) -> str:

@@ -15,7 +15,7 @@ from privfed.data.samples import Samples
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.engines.local import simulate
-from privfed.errors import AgreementMismatchError, CohortError, LedgerTamperedError
+from privfed.errors import AgreementMismatchError, BudgetExceededError, LedgerTamperedError
 from privfed.he.secret import SharedKey
 from privfed.round import Stage
 from tests.engines.conftest import MECHANISM, table
@@ -156,5 +156,5 @@ def test_a_row_appended_to_the_data_does_not_open_a_fresh_budget(model: torch.nn
         columns=before.columns,
     )
     assert 0.6 * one_round_each < run(before) < one_round_each
-    with pytest.raises(CohortError, match="budget does not cover the round"):
+    with pytest.raises(BudgetExceededError, match="the budget of bank_0 covers 0 of 1 round, .*; nothing was trained"):
         run(longer)

@@ -115,7 +115,7 @@ def test_a_run_that_too_few_budgets_cover_to_its_end_is_refused_before_anything_
     assert [client.ledger.events() for client in consortium.clients if client.ledger] == [(), (), ()]
     assert len(simulate(consortium, model, rounds=2).rounds) == 2
     with pytest.raises(
-        BudgetExceededError, match="the budget of bank_1 covers 0 of 1 rounds, .*; take training whose noise is made for all"
+        BudgetExceededError, match="the budget of bank_1 covers 0 of 1 round, .*; take training whose noise is made for all"
     ):
         simulate(consortium, model, rounds=1)
 
