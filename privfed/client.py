@@ -182,7 +182,7 @@ class Trainer:
     def rounds_possible(self) -> int | None:
         """How many more rounds the client's ledger covers; None without a ledger or a limit. Public."""
         ledger = self._client.ledger
-        if ledger is None or not ledger.budget.limited:
+        if ledger is None or not any(budget.limited for budget in (ledger.budget, ledger.terms.silo_budget) if budget is not None):
             return None
         event, silo_event = self._client.training.event(), None if self._silo is None else self._silo.event()
         return ledger.rounds_possible(event, silo_event=silo_event, fingerprint=self._fingerprint)

@@ -105,8 +105,8 @@ def simulate(
         alone("--non-private", {"--epsilon": epsilon}, reason="without noise there is no epsilon to keep to")
     readable(file)
     with ExitStack() as stack:
-        temporary = tempfile.TemporaryDirectory(prefix="privfed-simulate-")
-        folder = stack.enter_context(new_folder(out)) if out else Path(stack.enter_context(temporary))
+        kept = new_folder(out) if out else tempfile.TemporaryDirectory(prefix="privfed-simulate-")
+        folder = Path(stack.enter_context(kept))
         progress = stack.enter_context(round_progress(quiet=as_json))
         progress.preparing(f"Reading {file.name}")
         from privfed.data.paysim import NOBAL, PRE, load_paysim  # noqa: PLC0415 # --help must not wait for pandas and torch

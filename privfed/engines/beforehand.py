@@ -51,7 +51,7 @@ def check_budgets(trainers: Mapping[str, Trainer], *, first: int, rounds: int, f
         trainers: Of all clients, by name.
         first: The first round that is not held yet, from 0.
         rounds: Number of all rounds.
-        fewest: Clients that the policy demands in each.
+        fewest: Clients that policy and silo noise demand in each.
         session: Session of a run that is taken up again, in which the first round may be charged already; None if nothing was charged.
 
     Raises:
@@ -78,7 +78,7 @@ def check_budgets(trainers: Mapping[str, Trainer], *, first: int, rounds: int, f
     most = sorted((short.get(client, left) for client in trainers), reverse=True)[: max(fewest, 1)][-1]
     advice = f"take at most {_rounds(first + most)}, or" if most else "take"
     raise BudgetExceededError(
-        f"the budget of {name} covers {possible} of {which}{words}, and the policy demands {fewest} clients in each; nothing was trained; "
+        f"the budget of {name} covers {possible} of {which}{words}, and each needs {fewest} clients; nothing was trained; "
         f"{advice} training whose noise is made for all rounds, as DpSgd.for_budget does"
     )
 

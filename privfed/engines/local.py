@@ -224,11 +224,12 @@ class Simulation:
             raise ValueError("expected rng where fraction is below 1: selection is explicit")
         summaries, failed, seed = self._restore()
         if fraction == 1 and absences is None:
+            silo = self._consortium.silo
             check_budgets(
                 self._trainers,
                 first=len(summaries) + len(failed),
                 rounds=rounds,
-                fewest=self._consortium.policy.min_clients,
+                fewest=max(self._consortium.policy.min_clients, 0 if silo is None else silo.min_arrivals),
                 session=None if self._site is None else self._site.agreement.session,
             )
         if seed is None:

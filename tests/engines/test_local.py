@@ -107,9 +107,7 @@ def test_a_run_that_too_few_budgets_cover_to_its_end_is_refused_before_anything_
     two = epsilon([MECHANISM.event()] * 2, delta=1e-5)
     options = {} if keys == "shared" else {"keys": Plaintext()}
     consortium = private(epsilons=(20.0, 1.01 * two, 20.0), **options)
-    words = (
-        "the budget of bank_1 covers 2 of 3 rounds, and the policy demands 3 clients in each; nothing was trained; take at most 2 rounds"
-    )
+    words = "the budget of bank_1 covers 2 of 3 rounds, and each needs 3 clients; nothing was trained; take at most 2 rounds"
     with pytest.raises(BudgetExceededError, match=words):
         simulate(consortium, model, rounds=3)
     assert [client.ledger.events() for client in consortium.clients if client.ledger] == [(), (), ()]

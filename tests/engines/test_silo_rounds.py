@@ -21,8 +21,9 @@ from privfed.digest import RoundDigest
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.dp.silo import SiloNoise
+from privfed.engines.dropouts import Dropouts
 from privfed.engines.local import Simulation
-from privfed.errors import CohortError, InsufficientCapacityError, OpeningRefusedError, UnsupportedInThisModeError
+from privfed.errors import BudgetExceededError, CohortError, InsufficientCapacityError, OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.training.mechanism import DpSgd, NonPrivate
@@ -179,8 +180,13 @@ def test_a_run_charges_every_silo_for_every_round_beside_what_its_records_cost(s
 
 def test_a_run_stops_before_training_when_the_budget_of_the_silo_is_spent(silos: Silos) -> None:
     consortium = silos.consortium(training=OPEN, silo_epsilon=5.0)
-    with Simulation(consortium, silos.model) as simulation, pytest.raises(CohortError, match="budget does not cover the round"):
-        simulation.run(rounds=5)
+    with Simulation(consortium, silos.model) as simulation:
+        with pytest.raises(BudgetExceededError, match="the budget of bank_0 covers 0 of 5 rounds, .*; nothing was trained"):
+            simulation.run(rounds=5)
+        assert all(client.ledger is not None and not client.ledger.silo_events() for client in consortium.clients)
+        # Where clients may be absent, nobody counts the rounds beforehand.
+        with pytest.raises(CohortError, match="budget does not cover the round"):
+            simulation.run(rounds=5, absences=Dropouts(probability=0.0, seed=0))
     assert all(client.ledger is not None and len(client.ledger.silo_events()) < 5 for client in consortium.clients)
 
 
