@@ -131,7 +131,7 @@ class FolderLock:
                 f"the folder {folder.name!r} is in use by another process, or by another object in this one; nothing was done; wait until "
                 "that has ended, or take another folder"
             )
-        self._name, self._process = folder.name, os.getpid()
+        self._folder, self._descriptor, self._process = folder, descriptor, os.getpid()
         self.release = weakref.finalize(self, _release, descriptor, self._process)
 
     def check(self) -> None:
@@ -140,11 +140,17 @@ class FolderLock:
         Raises:
             FolderInUseError: If it was released, or this is a forked child of the process that holds it.
         """
-        if not self.release.alive or os.getpid() != self._process:
+        if not self.release.alive or os.getpid() != self._process or not self._stands():
             raise FolderInUseError(
-                f"the folder {self._name!r} is not held here any more: it was let go, or belongs to the process that opened it; nothing "
-                "was done; open it again"
+                f"the folder {self._folder.name!r} is not held here any more: it was let go, or belongs to the process that opened "
+                "it; nothing was done; open it again"
             )
+
+    def _stands(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self._folder / _LOCK))
+        except FileNotFoundError:
+            return False
 
 
 def _release(descriptor: int, process: int) -> None:

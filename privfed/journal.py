@@ -117,7 +117,7 @@ class Journal:
         """
         with self._table.transaction() as connection:
             changed = connection.execute(
-                "UPDATE rounds SET finished = 1 WHERE session = ? AND round = ? AND aggregate = ? AND finished = 0",
+                "UPDATE rounds SET finished = 1, approval = NULL WHERE session = ? AND round = ? AND aggregate = ? AND finished = 0",
                 (context.agreement.session, context.round, aggregate),
             ).rowcount
             if changed != 1:
@@ -127,7 +127,7 @@ class Journal:
         """Finishes an opening whose aggregate turned out to be stored already: the party crashed in between. Else, it does nothing."""
         with self._table.transaction() as connection:
             connection.execute(
-                "UPDATE rounds SET finished = 1 WHERE session = ? AND round = ? AND aggregate IS NOT NULL",
+                "UPDATE rounds SET finished = 1, approval = NULL WHERE session = ? AND round = ? AND aggregate IS NOT NULL",
                 (context.agreement.session, context.round),
             )
 

@@ -248,7 +248,8 @@ def run_round(
                     client.open(context, data)
                 except PrivFedError:
                     # Why is the client's own knowledge: an answer that tells a server more helps it to forge.
-                    server.receive_abort(client.abort(context))
+                    if context.round not in client.opened_rounds():
+                        server.receive_abort(client.abort(context))
                     raise
                 down[name] = down.get(name, 0) + len(data)
     coefficients = context.agreement.coefficients(participants)

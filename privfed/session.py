@@ -283,6 +283,8 @@ class ClientSession:
     def apply(self, aggregate: Aggregate[PlainVector], *, digest: bytes, attempt: int = 0) -> None:
         """Adds an opened aggregate to the model, durably, after training took note of it.
 
+        The opening has begun in `journal`, as `KeyHolder` does it: a start on a model whose rounds the journal does not know is refused.
+
         Args:
             aggregate: Of a later round than those in the model.
             digest: `RoundDigest.digest` of that round, 32 bytes: the history from here on.

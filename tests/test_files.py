@@ -199,3 +199,13 @@ def test_a_new_file_that_could_not_be_written_whole_is_not_there(tmp_path: Path,
             with pytest.raises(OSError, match="the disk is gone"):
                 files.create(tmp_path / "key", b"secret")
         assert list(tmp_path.iterdir()) == []
+
+
+def test_who_holds_a_folder_notices_that_its_lock_was_taken_away(tmp_path: Path) -> None:
+    lock = files.FolderLock(tmp_path)
+    (tmp_path / ".lock").unlink()
+    with pytest.raises(FolderInUseError, match="not held here any more"):
+        lock.check()
+    files.FolderLock(tmp_path)
+    with pytest.raises(FolderInUseError):
+        lock.check()

@@ -703,6 +703,23 @@ def edited_training(report: Report, **change: object) -> Report:
     return replace(report, history=replace(history, training={**history.training, "bank_1": replace(training, **change)}))  # type: ignore[arg-type]
 
 
+def fewer_charges(report: Report) -> Report:
+    """The ledger of bank_1 was charged for all of its rounds but one."""
+    statements = list(report.statements)
+    first = statements[1]
+    assert len(first.events) > 1
+    statements[1] = PrivacyStatement.of(first.events[1:], population="bank_1", delta=first.delta, max_grad_norm=1.0)
+    return replace(report, statements=tuple(statements))
+
+
+def test_statements_about_others_alone_are_compared_with_nobody(report: Report) -> None:
+    strangers = tuple(replace(statement, population=f"another {statement.population}") for statement in report.statements)
+    history = replace(report.history, delta={})
+    check = claimed(replace(report, history=history, statements=strangers), SAID)
+    assert check.holds is None
+    assert check.evidence.startswith("compared nobody")
+
+
 def edited_statement(report: Report, **change: object) -> Report:
     def other(statement: PrivacyStatement) -> PrivacyStatement:
         if statement.population != "bank_1":
@@ -718,6 +735,7 @@ def edited_statement(report: Report, **change: object) -> Report:
     [
         (lambda report: edited_training(report, noise_multiplier=9.0), "bank_1: another training"),
         (lambda report: edited_training(report, steps=1), "bank_1: another training"),
+        (lambda report: fewer_charges(report), "bank_1: another training"),
         (lambda report: edited_training(report, max_grad_norm=0.1), "bank_1: another clipping norm"),
         (lambda report: replace(report, history=replace(report.history, delta=report.history.delta | {"bank_1": 1e-9})), "another delta"),
         (lambda report: edited_statement(report, delta=1e-9), "bank_1: another delta"),

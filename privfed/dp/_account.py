@@ -46,8 +46,8 @@ class Terms:
     silo_budget: Budget | None
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.population) <= 200:
-            raise ValueError(f"expected a population name of 1 to 200 characters, got {len(self.population)}")
+        if not (1 <= len(self.population) <= 200 and self.population.isprintable()):
+            raise ValueError("expected a population name of 1 to 200 printable characters, got something else")
         if self.unit is Unit.SILO:
             raise ValueError(
                 "expected the unit to be the record or the customer, got the silo; give its budget as silo_budget, beside theirs"

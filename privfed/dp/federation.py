@@ -48,8 +48,9 @@ class FederationStatement:
 
     @property
     def worst(self) -> PrivacyStatement:
-        """The statement with the largest epsilon."""
-        return max(self.statements, key=lambda statement: statement.epsilon)
+        """The statement with the largest epsilon at the smallest delta of all: epsilons at different deltas do not compare."""
+        least = min(statement.delta for statement in self.statements)
+        return max(self.statements, key=lambda statement: statement.recompute(delta=least))
 
     @property
     def private(self) -> bool:
@@ -73,10 +74,18 @@ class FederationStatement:
         claims = {who: f"at worst, at {self.worst.population}: {claim}" for who, claim in self.worst.claims().items()}
         silos = [statement for statement in self.statements if statement.silo is not None]
         if len(silos) == len(self.statements):
-            weakest = max(silos, key=lambda statement: statement.silo.epsilon if statement.silo else 0.0)
-            if weakest.silo is not None:
+            # The silo that is worst off with opened sums need not be the one that is worst off with its single uploads.
+            for weakest in (
+                max(silos, key=lambda statement: statement.silo.single_upload_epsilon if statement.silo else 0.0),
+                max(silos, key=lambda statement: statement.silo.epsilon if statement.silo else 0.0),
+            ):
+                if weakest.silo is None:
+                    continue
+                sums = f"epsilon {show_epsilon(weakest.silo.epsilon)} "
                 for who, claim in weakest.silo.claims().items():
-                    claims[f"{who}, about a silo as a whole"] = f"at worst, at {weakest.population}: {claim}"
+                    key = f"{who}, about a silo as a whole"
+                    if key not in claims or claim.startswith(sums):
+                        claims[key] = f"at worst, at {weakest.population}: {claim}"
         return claims
 
     def to_json(self) -> str:

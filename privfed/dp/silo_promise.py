@@ -141,6 +141,8 @@ def decode_events(runs: list[dict[str, Any]]) -> tuple[Event, ...]:
     Raises:
         ValueError, TypeError, KeyError: If it is something else, or there are more than a million events.
     """
+    if any(type(run["rounds"]) is not int or run["rounds"] < 1 for run in runs):
+        raise ValueError("expected events that were charged once or more often")
     if sum(run["rounds"] for run in runs) > _MOST_ROUNDS:
         raise ValueError(f"expected at most {_MOST_ROUNDS} rounds in a statement, got more")
     return tuple(decode_event(run["event"]) for run in runs for _ in range(run["rounds"]))

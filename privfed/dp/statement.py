@@ -49,6 +49,7 @@ NOT_COVERED: Final = (
     "ranges and scales of features that were computed from the data instead of being declared",
     "evaluation metrics computed on private data: they exist in simulations only and must not be published",
     "running time, and whether the party took part at all",
+    "rounding: a record can change the last bits of other records' gradients, and of records at a kink of the model (ReLU) more than those",
     "choices made after looking at private results, such as this noise multiplier or this model",
     "anything released that is not listed here",
 )
@@ -113,8 +114,8 @@ class PrivacyStatement:
     """Who added the noise."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.population, str) or not self.population:  # pyright: ignore[reportUnnecessaryIsInstance] -- from JSON
-            raise ValueError("expected the population to have a name")
+        if type(self.population) is not str or not (1 <= len(self.population) <= 200 and self.population.isprintable()):
+            raise ValueError("expected a population of 1 to 200 printable characters: a line of its own would read as a promise")
         check_delta(real(self.delta))
         for event in self.events:
             check_unit(event, self.unit)
@@ -228,9 +229,14 @@ class PrivacyStatement:
         """
         return 1.0 if not self.private else 1 - (1 - self.delta) / (1 + math.exp(min(self.epsilon, 700.0)))
 
-    def recompute(self) -> float:
-        """Computes epsilon from the events alone, with the accountant that is installed; infinite if the noise was seeded."""
-        return _epsilon(self.events, self.delta, self.randomness, self.relation, self.adaptive_budget)
+    def recompute(self, *, delta: float | None = None) -> float:
+        """Computes epsilon from the events alone, with the accountant that is installed; infinite if the noise was seeded.
+
+        Args:
+            delta: Above 0 and below 1; left out, that of the statement. A budget for adaptive choices holds at its own delta only.
+        """
+        delta = self.delta if delta is None else delta
+        return _epsilon(self.events, delta, self.randomness, self.relation, self.adaptive_budget)
 
     def claims(self) -> dict[str, str]:
         """What holds against whom. Encryption is never a reason: the noise is in the numbers whoever reads them."""

@@ -117,7 +117,7 @@ def statement_checks(history: History, statements: Sequence[PrivacyStatement]) -
         Check(
             claim="How each client is said to have trained is what its ledger charged.",
             evidence="; ".join(evidence),
-            holds=False if wrong else None if missing else True,
+            holds=False if wrong else None if missing or not stated.keys() & history.training.keys() else True,
         ),
     )
 

@@ -12,7 +12,9 @@ norm of each record's gradient on: clipping, the sum (but for that of `compiled`
 * Exactly `steps` noised steps are done; an empty batch is a step of pure noise.
 * Only trainable parameters of the unwrapped model are released, and only if nothing else in it changed.
 
-As the gradients are float32, the other records of a batch can move the last bits of a record's gradient.
+As the gradients are float32, the other records of a batch can move the last bits of a record's gradient: matrix products round a
+row differently at another place of the batch. Where such a bit decides on which side of a kink (ReLU) a record falls, its gradient
+is another one. Records can be made to fall there; statements name this among what is not covered.
 """
 
 import copy

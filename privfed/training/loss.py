@@ -17,6 +17,7 @@ from privfed.training.probe import perturbed_copy, synthetic_records
 
 # Rounding differs between a batch and a single record by some 1e-6; a loss that mixes six records differs by whole shares.
 _TOLERANCE = 1e-3
+_LARGE_REPEATS, _LARGE_VALUES = 11, 30.0
 
 
 class PerSampleLoss(Protocol):
@@ -161,6 +162,17 @@ def _check_labels(labels: torch.Tensor, *, classes: int) -> None:
         raise UnsupportedDataError(f"expected labels from 0 to {classes - 1}, got another one; nothing was trained")
 
 
+def _mixes_large(model: nn.Module, loss: PerSampleLoss, inputs: int) -> bool:
+    """Whether records have other losses alone in a larger batch, or one with large values: what few small records may not show."""
+    features, labels = synthetic_records(inputs, repeats=_LARGE_REPEATS)
+    for batch in (features, _LARGE_VALUES * features):
+        together = loss(model(batch), labels)[::_LARGE_REPEATS]
+        alone = torch.cat([loss(model(batch[i : i + 1]), labels[i : i + 1]) for i in range(0, len(batch), _LARGE_REPEATS)])
+        if not torch.allclose(together, alone, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+            return True
+    return False
+
+
 def check_loss(module: nn.Module, loss: PerSampleLoss, *, inputs: int, labels: NDArray[np.int64]) -> None:
     """Refuses a loss, or a model under it, that is not one number per record from that record alone.
 
@@ -198,7 +210,7 @@ def check_loss(module: nn.Module, loss: PerSampleLoss, *, inputs: int, labels: N
             f"expected one loss per record, of shape (batch,), got {tuple(losses.shape)}; use reduction='none'; nothing was trained"
         )
     check_memory(module, loss, inputs=inputs)
-    if not torch.allclose(losses, torch.cat(alone), rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+    if not torch.allclose(losses, torch.cat(alone), rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True) or _mixes_large(model, loss, inputs):
         raise UnsupportedModelError(
             "the loss of a record depends on the other records of its batch, so clipping would not bound what one record does; "
             "remove means, sums and weights over the batch from model and loss; nothing was trained"

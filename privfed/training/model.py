@@ -108,6 +108,9 @@ def load_values(module: nn.Module, vector: PlainVector) -> None:
             parameter.copy_(torch.from_numpy(tensors[name]))
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 def check_model(module: nn.Module) -> None:
     """Refuses a model that would release more than noised parameters, or whose records would not be independent.
 
@@ -144,6 +147,11 @@ def check_model(module: nn.Module) -> None:
                 f"parameter {name!r} shares its memory with another one; give every layer its own; nothing was trained"
             )
         storages.add(storage)
+    for name, layer in module.named_modules():
+        if any(getattr(layer, hooks) for hooks in _HOOKS):
+            raise UnsupportedModelError(
+                f"layer {name!r} has hooks, which may keep or mix what goes through; remove them, or do it in forward; nothing was trained"
+            )
     layout_of(module)
 
 

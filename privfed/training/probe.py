@@ -11,10 +11,10 @@ from privfed.training.model import trainable_parameters
 _SYNTHETIC_LABELS = (0, 1, 0, 0, 1, 0)
 
 
-def synthetic_records(inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A few made-up records, features of shape (records, inputs) and labels: what checks run on instead of private data."""
-    records = len(_SYNTHETIC_LABELS)
-    return torch.arange(records * inputs, dtype=torch.float32).cos().view(records, inputs), torch.tensor(_SYNTHETIC_LABELS)
+def synthetic_records(inputs: int, *, repeats: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Made-up records, six per repeat, features of shape (records, inputs) and labels: what checks run on instead of private data."""
+    labels = torch.tensor(_SYNTHETIC_LABELS).repeat(repeats)
+    return torch.arange(len(labels) * inputs, dtype=torch.float32).cos().view(len(labels), inputs), labels
 
 
 def perturbed_copy(module: nn.Module) -> nn.Module:

@@ -152,3 +152,33 @@ def test_json_that_is_no_federation_statement_or_was_edited_is_refused(text: str
 def test_queries_alone_make_a_statement_without_a_clipping_norm() -> None:
     asked = PrivacyStatement.of([GaussianRelease(noise_multiplier=5.0)], population="a", delta=1e-6, max_grad_norm=None)
     assert FederationStatement(mode="EscrowKey", statements=(asked,)).worst is asked
+
+
+def test_the_worst_silo_is_named_for_each_claim() -> None:
+    def bank(name: str, *, noise_multiplier: float, colluders: int) -> PrivacyStatement:
+        noise = SiloNoise(
+            weights=dict.fromkeys("abcdefgh", 1),
+            clip_steps=64,
+            noise_multiplier=noise_multiplier,
+            coordinates=100,
+            colluders=colluders,
+        )
+        promise = SiloPromise.of([noise.event()], delta=1e-6, noise=noise)
+        return PrivacyStatement.of([GaussianRelease(noise_multiplier=8.0)], population=name, delta=1e-6, max_grad_norm=None, silo=promise)
+
+    # Fewer shares carry the same noise where more may collude, so that one share alone has more of it.
+    sums, single = bank("sums", noise_multiplier=3.9, colluders=6), bank("single", noise_multiplier=4.0, colluders=0)
+    assert sums.silo is not None
+    assert single.silo is not None
+    assert sums.silo.epsilon > single.silo.epsilon
+    assert sums.silo.single_upload_epsilon < single.silo.single_upload_epsilon
+    claims = FederationStatement(mode="SharedKey", statements=(sums, single)).claims()
+    assert claims["the server, about a silo as a whole"].startswith("at worst, at sums: ")
+    assert claims["all other parties together, about a silo as a whole"].startswith("at worst, at single: ")
+
+
+def test_the_worst_statement_is_found_at_one_delta() -> None:
+    loose = PrivacyStatement.of([GaussianRelease(noise_multiplier=2.0)], population="loose", delta=1e-2, max_grad_norm=None)
+    tight = PrivacyStatement.of([GaussianRelease(noise_multiplier=4.0)], population="tight", delta=1e-9, max_grad_norm=None)
+    assert loose.epsilon < tight.epsilon  # and yet half the noise
+    assert FederationStatement(mode="SharedKey", statements=(loose, tight)).worst.population == "loose"

@@ -270,7 +270,7 @@ def test_what_was_released_follows_from_what_was_charged() -> None:
 
 def test_a_population_without_a_name_is_refused() -> None:
     for name in ("", None, 3):
-        with pytest.raises(ValueError, match="to have a name"):
+        with pytest.raises(ValueError, match="1 to 200 printable characters"):
             replace(PRIVATE, population=name)  # type: ignore[arg-type]
 
 
@@ -467,3 +467,19 @@ def test_the_statement_of_a_ledger_says_what_was_charged_for_the_silo(tmp_path: 
         forgetful = replace(noise, colluders=2)
         with pytest.raises(ValueError, match="no more shares than colluders and dropouts leave"):
             PrivacyStatement.of_ledger(ledger, max_grad_norm=1.0, silo=forgetful)
+
+
+@pytest.mark.parametrize("population", ["", "x" * 201, "bank_a\n\nPromise: epsilon 0.01", "bank\ud800"])
+def test_a_population_that_would_add_lines_to_a_statement_is_refused(tmp_path: Path, population: str) -> None:
+    with pytest.raises(ValueError, match="1 to 200 printable characters"):
+        replace(PRIVATE, population=population)
+    with pytest.raises(ValueError, match="1 to 200 printable characters"):
+        Ledger.open(tmp_path / "ledger", population=population, budget=Budget(epsilon=1.0, delta=1e-5))
+
+
+@pytest.mark.parametrize("rounds", [-(10**12), 0, 1.0, True, "1"])
+def test_events_that_were_charged_less_than_once_are_refused_before_they_are_counted_out(rounds: Any) -> None:
+    content = json.loads(PRIVATE.to_json())
+    content["events"] = [dict(content["events"][0], rounds=rounds), dict(content["events"][0], rounds=10**12)]
+    with pytest.raises(ValueError, match="events that were charged once or more often|expected"):
+        PrivacyStatement.from_json(json.dumps(content))

@@ -11,7 +11,7 @@ from privfed import files
 from privfed.aggregation.rules import FedAvg
 from privfed.agreement import Agreement, RoundContext
 from privfed.client import Client, Trainer
-from privfed.errors import KeyErasedError
+from privfed.errors import KeyErasedError, LedgerError
 from privfed.he.params import CkksParams
 from privfed.identity import Identity
 from privfed.journal import Journal
@@ -191,3 +191,14 @@ def test_a_crash_before_storing_leaves_the_key_of_the_round(banks: Banks, monkey
 def read_state(banks: Banks, name: str) -> tuple[int, ...]:
     with np.load(banks.folder / name / "model.npz") as file:
         return tuple(file["rounds"].tolist())
+
+
+def test_an_error_behind_the_stored_model_is_told_as_it_is_and_as_no_abort(banks: Banks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise LedgerError("the disk is full")
+
+    monkeypatch.setattr(banks.clients["bank_a"].session, "keep_countersignatures", full)
+    with pytest.raises(LedgerError, match="the disk is full"):
+        banks.hold(0)
+    assert banks.clients["bank_a"].session.state.rounds == (0,)
+    assert not list((banks.folder / "spool").rglob("abort-*"))

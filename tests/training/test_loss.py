@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -222,3 +223,39 @@ def test_the_derivative_of_a_loss_is_that_of_torch(loss: PerSampleLoss, shape: t
     found = derivative_of(loss)(outputs.detach(), labels)
     assert found.shape == expected.shape
     assert float((found - expected).abs().max()) <= 8 * 2**-24 * float(expected.abs().max())
+
+
+class OfItsBatch(torch.nn.Module):
+    """A model that mixes records, but only in batches that are large, or hold large values."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = torch.nn.Linear(3, 1), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "large batches" and len(x) > 16:
+            x = x - x.mean(0)
+        if self.how == "large values":
+            x = x / x.abs().max().clamp(min=4)
+        return self.layer(x)
+
+
+def of_its_largest(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    losses = binary_cross_entropy(outputs, labels)
+    return losses / losses.max().clamp(min=2).detach()
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (OfItsBatch("large batches"), binary_cross_entropy),
+        (OfItsBatch("large values"), binary_cross_entropy),
+        (torch.nn.Linear(3, 1), of_its_largest),
+    ],
+    ids=["large batches", "large values", "large losses"],
+)
+def test_records_that_mix_only_in_large_batches_or_with_large_values_are_noticed(model: torch.nn.Module, loss: Any) -> None:
+    labels = np.array([0, 1])
+    check_loss(OfItsBatch("never"), binary_cross_entropy, inputs=3, labels=labels)
+    with pytest.raises(UnsupportedModelError, match="depends on the other records of its batch"):
+        check_loss(model, loss, inputs=3, labels=labels)

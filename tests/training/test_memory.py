@@ -275,12 +275,16 @@ def test_stacked_training_refuses_what_remembers() -> None:
 # ---------------------------------------------------------------- after training
 
 
+def _unlike_made_up(features: torch.Tensor) -> bool:
+    return len(features) > 30 and len(features) != 66
+
+
 class Later(Base):
     """Behaves until it sees a record that no made-up record is like."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         outputs = super().forward(features)
-        if len(features) > 30:
+        if _unlike_made_up(features):
             with torch.no_grad():
                 self.scale += features.mean(dim=0)
         return outputs
@@ -292,7 +296,7 @@ class LaterElsewhere(Base):
         self.kept = {"calls": 0}
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        self.kept["calls"] += len(features) > 30
+        self.kept["calls"] += _unlike_made_up(features)
         return super().forward(features)
 
 

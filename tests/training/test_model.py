@@ -221,3 +221,14 @@ def test_joined_parameters_are_views_of_one_vector_in_the_order_of_the_layout() 
     assert torch.equal(module[1].weight, frozen)
     module[0](torch.ones(2, 3)).sum().backward()
     assert all(parameter.grad is not None for parameter in module[0].parameters())
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+def test_a_model_with_hooks_is_refused(kind: str) -> None:
+    model = mlp(3, hidden=(4,))
+    check_model(model)
+    handle = getattr(model[0], kind)(lambda *_: None)
+    with pytest.raises(UnsupportedModelError, match="layer '0' has hooks, which may keep or mix"):
+        check_model(model)
+    handle.remove()
+    check_model(model)
