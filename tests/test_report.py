@@ -735,7 +735,7 @@ def edited_statement(report: Report, **change: object) -> Report:
     [
         (lambda report: edited_training(report, noise_multiplier=9.0), "bank_1: another training"),
         (lambda report: edited_training(report, steps=1), "bank_1: another training"),
-        (lambda report: fewer_charges(report), "bank_1: another training"),
+        (fewer_charges, "bank_1: another training"),
         (lambda report: edited_training(report, max_grad_norm=0.1), "bank_1: another clipping norm"),
         (lambda report: replace(report, history=replace(report.history, delta=report.history.delta | {"bank_1": 1e-9})), "another delta"),
         (lambda report: edited_statement(report, delta=1e-9), "bank_1: another delta"),
