@@ -12,6 +12,7 @@ from privfed.aggregation.linear import check_weight
 from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.rules import FedAvg, Rule, WeightRule
 from privfed.aggregation.weighting import Weighting
+from privfed.dp.entries import is_population
 from privfed.dp.silo import SiloNoise
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
@@ -124,7 +125,7 @@ class Agreement:
         if strangers := sorted(set(self.populations) - set(self.roster.names)):
             raise ValueError(f"expected populations of clients of the roster, got some of {strangers}")
         kept = {name: self.populations[name] for name in self.roster.names if name in self.populations}
-        if not all(type(population) is str and population.isprintable() and 0 < len(population) <= 200 for population in kept.values()):
+        if not all(is_population(population) for population in kept.values()):
             raise ValueError("expected populations of 1 to 200 printable characters, got others")
         object.__setattr__(self, "populations", MappingProxyType(kept))
         if self.silo is not None and self.silo.coordinates != self.layout.size:

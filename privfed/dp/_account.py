@@ -6,6 +6,7 @@ from typing import Any, Final, Self, cast
 
 from privfed.dp.accounting import most
 from privfed.dp.charges import Charges
+from privfed.dp.entries import is_population
 from privfed.dp.mechanism import (
     Budget,
     Composition,
@@ -46,7 +47,7 @@ class Terms:
     silo_budget: Budget | None
 
     def __post_init__(self) -> None:
-        if not (1 <= len(self.population) <= 200 and self.population.isprintable()):
+        if not is_population(self.population):
             raise ValueError("expected a population name of 1 to 200 printable characters, got something else")
         if self.unit is Unit.SILO:
             raise ValueError(

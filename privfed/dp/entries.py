@@ -6,6 +6,11 @@ from typing import Any, Protocol
 from privfed.dp.mechanism import DiscreteGaussianSum, Event, decode_event
 
 
+def is_population(name: object) -> bool:
+    """Whether a data set may be declared under this name: 1 to 200 printable characters, so that it adds no line to a statement."""
+    return type(name) is str and 1 <= len(name) <= 200 and name.isprintable()
+
+
 class Party(Protocol):
     """Another party's name and public key; `privfed.identity.PublicIdentity` is one."""
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 from privfed.dp.accounting import ACCOUNTANT
 from privfed.dp.charges import Charges
+from privfed.dp.entries import is_population
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import (
     AdaptivelyClippedGaussian,
@@ -114,7 +115,7 @@ class PrivacyStatement:
     """Who added the noise."""
 
     def __post_init__(self) -> None:
-        if type(self.population) is not str or not (1 <= len(self.population) <= 200 and self.population.isprintable()):
+        if not is_population(self.population):
             raise ValueError("expected a population of 1 to 200 printable characters: a line of its own would read as a promise")
         check_delta(real(self.delta))
         for event in self.events:

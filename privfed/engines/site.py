@@ -60,8 +60,7 @@ class Site:
 
     def _meet(self, names: Sequence[str], *, consortium: Consortium, keys: "SharedKey", initial: PlainVector) -> None:
         files = Spool(self.root)
-        terms = self._terms() if files.has(_TERMS) else {}
-        stored = decode_agreement(terms["agreement"]) if terms else None
+        stored, key = self._terms() if files.has(_TERMS) else (None, "")
         if stored is not None and (missing := [name for name in names if not self.client(name).is_dir()]):
             raise AgreementMismatchError(f"the folder holds a run without {missing}; nothing was changed; choose a new folder")
         for path in (self.spool, *(self.client(name) for name in names)):
@@ -87,7 +86,7 @@ class Site:
             files.put(_TERMS, json.dumps({"agreement": encode_agreement(self.agreement), "key": keys.fingerprint}).encode())
         elif differing := [
             *(part for part, digest in stored.parts.items() if digest != self.agreement.parts[part]),
-            *(["shared key"] if terms["key"] != keys.fingerprint else []),
+            *(["shared key"] if key != keys.fingerprint else []),
         ]:
             raise AgreementMismatchError(
                 f"the folder {self.root.name!r} holds a run with another {' and another '.join(differing)}; nothing was changed; "
@@ -98,11 +97,10 @@ class Site:
         """Lets go of the folder, so that another object may go on there."""
         self._lock.release()
 
-    def _terms(self) -> dict[str, str]:
+    def _terms(self) -> tuple[Agreement, str]:
         try:
             terms = json.loads((self.root / _TERMS).read_bytes())
-            decode_agreement(terms["agreement"])
-            return {part: terms[part] for part in ("agreement", "key")}
+            return decode_agreement(terms["agreement"]), terms["key"]
         except (ValueError, TypeError, LookupError) as error:
             raise _damaged(self.root / _TERMS) from error
 

@@ -34,7 +34,7 @@ def encode_vector(vector: CkksVector) -> bytes:
     """
     params = _with_slots(vector.params)
     ring = _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=True)
-    fields = [_field(_SIZES, b"".join(_varint(size) for size in _sizes(vector.layout, params)))]
+    fields = [_field(_SIZES, b"".join(varint(size) for size in _sizes(vector.layout, params)))]
     for chunk in vector.chunks:
         if vector.fresh:
             words = np.concatenate((unpack_words(chunk[:-SEED_BYTES], params), _seal_public.expand(ring, chunk[-SEED_BYTES:])))
@@ -52,7 +52,7 @@ def decode_sum(data: bytes, *, layout: Layout, params: CkksParams, key_id: bytes
         InvalidMessageError: If it is not a vector of this layout under these parameters, as TenSEAL writes it.
     """
     ring = _seal_public.ring(params.poly_modulus_degree, _with_slots(params).modulus, slots=True)
-    sizes = _field(_SIZES, b"".join(_varint(size) for size in _sizes(layout, params)))
+    sizes = _field(_SIZES, b"".join(varint(size) for size in _sizes(layout, params)))
     end = bytes([_SCALE_FIELD]) + struct.pack("<d", _SCALE)
     if not data.startswith(sizes) or not data.endswith(end):
         raise InvalidMessageError
@@ -81,10 +81,11 @@ def _sizes(layout: Layout, params: CkksParams) -> list[int]:
 
 
 def _field(tag: int, content: bytes) -> bytes:
-    return bytes([tag]) + _varint(len(content)) + content
+    return bytes([tag]) + varint(len(content)) + content
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A whole number as protocol buffers write it: seven bits a byte, the lowest first."""
     groups = bytearray()
     while number > 0x7F:
         groups.append(number & 0x7F | 0x80)

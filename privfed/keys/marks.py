@@ -15,6 +15,7 @@ from enum import Enum
 
 import zstandard
 
+from privfed.he.tenseal_vectors import varint
 from privfed.keys.chain import CHAIN_FILE_BYTES, CHAIN_HEADER, CHAIN_KEY_BYTES, chain_in
 
 AHEAD = 1 << 18
@@ -82,7 +83,7 @@ def _seal(data: bytes, place: int) -> SecretKind | None:
     if size is None:
         return None
     # Protocol buffers: a context keeps its key as field 1 of a message, that is behind the byte 10 and the length.
-    return SecretKind.TENSEAL if data[max(0, place - BEHIND) : place].endswith(b"\n" + _varint(size)) else SecretKind.SEAL
+    return SecretKind.TENSEAL if data[max(0, place - BEHIND) : place].endswith(b"\n" + varint(size)) else SecretKind.SEAL
 
 
 def _seal_base64(characters: int, before: int) -> Callable[[bytes, int], SecretKind | None]:
@@ -137,14 +138,6 @@ def _expanded(data: bytes, compression: int, size: int) -> bytes:
     except (zlib.error, zstandard.ZstdError):
         return b""
     return data[:size]
-
-
-def _varint(number: int) -> bytes:
-    groups = bytearray()
-    while number > 0x7F:
-        groups.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*groups, number))
 
 
 def _shared_key(data: bytes, place: int) -> SecretKind | None:
