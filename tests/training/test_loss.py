@@ -231,6 +231,7 @@ class OfItsBatch(torch.nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.layer, self.how = torch.nn.Linear(3, 1), how
+        torch.nn.init.ones_(self.layer.weight)  # small random weights could hide what the model does
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.how == "large batches" and len(x) > 16:
