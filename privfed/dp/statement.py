@@ -50,7 +50,6 @@ NOT_COVERED: Final = (
     "ranges and scales of features that were computed from the data instead of being declared",
     "evaluation metrics computed on private data: they exist in simulations only and must not be published",
     "running time, and whether the party took part at all",
-    "rounding: a record can change the last bits of other records' gradients, and of records at a kink of the model (ReLU) more than those",
     "choices made after looking at private results, such as this noise multiplier or this model",
     "anything released that is not listed here",
 )

@@ -9,6 +9,7 @@ from torch.nn import functional
 from privfed.errors import UnsupportedModelError
 from privfed.training.gradients import ClippedGradients, clip_factors, zero_broken
 from privfed.training.loss import PerSampleLoss, derivative_of, unchecked
+from privfed.training.steady import wide_enough, widened
 
 
 class BookKeeping(ClippedGradients):
@@ -51,19 +52,28 @@ class BookKeeping(ClippedGradients):
         return 4 * sum(layer.in_features + layer.out_features for layer in self._layers)
 
     def of_records(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._write_down(*self._run(features, labels)), dim=1)
+        return torch.cat(self._write_down(self._pieces(features, labels)), dim=1)
 
-    def _write_down(self, inputs: Sequence[torch.Tensor], derivatives: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _write_down(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The gradients of each record, one tensor of shape (records, numel) per parameter; empty for those of other layers."""
         rows = [torch.empty(0)] * len(self._sizes)
-        for (weight, bias), a, g in zip(self._places, inputs, derivatives, strict=True):
+        for (weight, bias), a, g in zip(self._places, *self._of_layers(pieces), strict=True):
             rows[weight] = (g[:, :, None] * a[:, None, :]).flatten(start_dim=1)
             if bias is not None:
                 rows[bias] = g
         return rows
 
-    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
-        inputs, derivatives = ([tensor.double() for tensor in tensors] for tensors in self._run(features, labels))
+    def _of_layers(self, pieces: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Of the pieces, what goes into each layer, and the derivatives of the records' losses by what comes out."""
+        layers = len(self._layers)
+        return pieces[:layers], pieces[layers : 2 * layers]
+
+    def _pieces(self, features: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        loss, inputs, outputs = self._forward(features, labels)
+        return [*inputs, *torch.autograd.grad(loss, outputs)]
+
+    def _add(self, pieces: list[torch.Tensor], total: torch.Tensor) -> tuple[torch.Tensor, int]:
+        inputs, derivatives = self._of_layers([piece.double() for piece in pieces])
         norms = self._squared_norms(inputs, derivatives).sqrt_()
         zeroed = zero_broken(norms, [*inputs, *derivatives])
         self._add_products(inputs, derivatives, clip_factors(norms, max_grad_norm=self.max_grad_norm), total.split(self._sizes))
@@ -90,11 +100,6 @@ class BookKeeping(ClippedGradients):
             else:
                 place.addmm_(g.mul_(factors[:, None]).T, a)
 
-    def _run(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        """What goes into each layer, and the derivative of the records' losses by what comes out."""
-        loss, inputs, outputs = self._forward(features, labels)
-        return inputs, torch.autograd.grad(loss, outputs)
-
     def _forward(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """The sum of the losses, and what goes into each layer and comes out."""
         self._seen.clear()
@@ -114,20 +119,29 @@ class BookKeeping(ClippedGradients):
 class ReluNetworkBookKeeping(BookKeeping):
     """For a `relu_network`: the same without autograd, which costs a small model much."""
 
-    def _run(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        return self._run_with([(layer.weight, layer.bias) for layer in self._layers], features, labels)
+    def _pieces(self, features: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        inputs, derivatives = self._run_with([(layer.weight, layer.bias) for layer in self._layers], features, labels)
+        return [*inputs, *derivatives]
 
     def _run_with(
         self, weights: Sequence[tuple[torch.Tensor, torch.Tensor | None]], features: torch.Tensor, labels: torch.Tensor
     ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        widths = [layer.out_features for layer in self._layers]
+        sizes = [features.shape[1], *(wide_enough(width) for width in widths)]
         inputs = [features]
         with torch.no_grad():
-            for weight, bias in weights[:-1]:
+            wide = [
+                (widened(weight, outputs, taken), None if bias is None else widened(bias, outputs))
+                for (weight, bias), taken, outputs in zip(weights, sizes[:-1], sizes[1:], strict=True)
+            ]
+            for weight, bias in wide[:-1]:
                 inputs.append(functional.linear(inputs[-1], weight, bias).relu())
-            derivatives = [derivative_of(self._loss)(functional.linear(inputs[-1], *weights[-1]), labels)]
-            for (weight, _), after in zip(weights[:0:-1], inputs[:0:-1], strict=True):
+            outputs = functional.linear(inputs[-1], *wide[-1])[:, : widths[-1]]
+            derivatives = [widened(derivative_of(self._loss)(outputs, labels), sizes[-1])]
+            for (weight, _), after in zip(wide[:0:-1], inputs[:0:-1], strict=True):
                 derivatives.append(torch.ops.aten.threshold_backward(derivatives[-1] @ weight, after, 0))
-        return inputs, derivatives[::-1]
+        taken = [features, *(after[:, :width] for after, width in zip(inputs[1:], widths, strict=False))]
+        return taken, [derivative[:, :width] for derivative, width in zip(derivatives[::-1], widths, strict=True)]
 
 
 def linear_layers(model: nn.Module, *, features: torch.Tensor) -> list[nn.Linear]:

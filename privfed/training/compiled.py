@@ -2,8 +2,9 @@
 
 A step spends less between its operations, and its norms and sums are float32, the sums within blocks of 64 records only. The noise is
 larger by as much as this rounding can move a sum: by 1.2 percent for batches of 512 and layers of 128 and 64. Batches that do not fit,
-and those with a gradient that is NaN or infinite, or with numbers that float32 could not square without losing digits that matter, go
-through `ReluNetworkBookKeeping`, in float64.
+and those with a gradient that is NaN or infinite, or with numbers that float32 could not square without losing digits that matter, are
+clipped and summed in float64. What the gradients consist of comes from the compiled function all the same: a record's gradient does
+not depend on which way its batch takes.
 """
 
 import math
@@ -16,11 +17,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from privfed.errors import UnsupportedModelError
 from privfed.training.bookkeeping import ReluNetworkBookKeeping, linear_layers, relu_network
-from privfed.training.gradients import clip_factors
+from privfed.training.gradients import ClippedSum, clip_factors
 from privfed.training.loss import PerSampleLoss
 from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.training.model import layout_of, trainable_parameters
 from privfed.training.probe import perturbed_copy, synthetic_records
+from privfed.training.steady import filled_up
 from privfed.update import Layout
 
 _BLOCK = 64
@@ -35,7 +37,7 @@ _EXTREME_NORM = 2.0**20
 # below 2^-40 then, and what is lost where a derivative is multiplied by it, 2^-126 times an input, is nothing either.
 _LONGEST = 2.0**40
 
-_Sum = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+_Sum = Callable[..., tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,20 +136,26 @@ class CompiledBookKeeping(ReluNetworkBookKeeping):
         self._longest = _LONGEST * compiled.max_grad_norm
         self.rounding = 2 * compiled.capacity * _rounding_per_record(layers)
 
-    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
-        count, capacity = len(features), self._compiled.capacity
-        if count > capacity:
-            return super()._add(features, labels, total)
+    @property
+    def shapes(self) -> Sequence[int]:
+        return (self._compiled.capacity,)
+
+    def _at_once(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum | None:
+        if 0 < len(features) <= self._compiled.capacity:
+            total, norms, longest, *_ = self._run(features, labels)
+            if float(longest) <= self._longest:  # not if it is NaN
+                return ClippedSum(total, norms[: len(features)], 0)
+        return None
+
+    def _pieces(self, features: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        _, _, _, *pieces = self._run(features, labels)
+        return [piece[: len(features)] for piece in pieces]
+
+    def _run(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         # Filled up with the first record: what it gives is finite if the record is, and then it is multiplied by zero.
-        place = self._places_of_records
-        padded = torch.where(place < count, place, 0)
-        result, norms, longest = self._compiled.function(
-            features.index_select(0, padded), labels.index_select(0, padded), (place < count).float(), *self._tensors
-        )
-        if not float(longest) <= self._longest:  # nor if it is NaN
-            return super()._add(features, labels, total)
-        total += result
-        return norms[:count], 0
+        rows = self._compiled.capacity
+        kept = (self._places_of_records < len(features)).float()
+        return self._compiled.function(filled_up(features, rows), filled_up(labels, rows), kept, *self._tensors)
 
 
 def _rounding_per_record(layers: Sequence[nn.Linear]) -> float:
@@ -163,8 +171,8 @@ def _rounding_per_record(layers: Sequence[nn.Linear]) -> float:
 class _Traced(ReluNetworkBookKeeping):
     def clipped_sum(
         self, features: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor, *parameters: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The sum of the records with 1 in `kept`, of shape (size,), float64, the norms of all, of shape (records,), and the longest.
+    ) -> tuple[torch.Tensor, ...]:
+        """The sum of the records with 1 in `kept`, of shape (size,), float64, the norms of all, of shape (records,), the longest, pieces.
 
         The longest is the largest norm of a gradient, of what goes into a layer, or of a derivative by what comes out; NaN if one is.
         """
@@ -184,4 +192,4 @@ class _Traced(ReluNetworkBookKeeping):
             parts[weight] = blocks.sum(dim=0, dtype=torch.float64).flatten()
             if bias is not None:
                 parts[bias] = scaled.sum(dim=1).sum(dim=0, dtype=torch.float64)
-        return torch.cat(parts), norms, longest.maximum(squares).amax().sqrt()
+        return torch.cat(parts), norms, longest.maximum(squares).amax().sqrt(), *inputs, *derivatives

@@ -12,9 +12,8 @@ norm of each record's gradient on: clipping, the sum (but for that of `compiled`
 * Exactly `steps` noised steps are done; an empty batch is a step of pure noise.
 * Only trainable parameters of the unwrapped model are released, and only if nothing else in it changed.
 
-As the gradients are float32, the other records of a batch can move the last bits of a record's gradient: matrix products round a
-row differently at another place of the batch. Where such a bit decides on which side of a kink (ReLU) a record falls, its gradient
-is another one. Records can be made to fall there; statements name this among what is not covered.
+Up to its clipping, a record's gradient is the same bits wherever in a batch the record stands and whatever stands beside it: `check`
+refuses a model for which that is not so on this machine (see `steady`). So what one record does to a sum is its own gradient.
 """
 
 import copy
@@ -43,6 +42,7 @@ from privfed.training.objective import Correction, add_correction, flat
 from privfed.training.probe import perturbed_copy, synthetic_records
 from privfed.training.randomness import OperatingSystemRandomness, Randomness
 from privfed.training.sgd import descend
+from privfed.training.steady import widen_narrow_layers
 from privfed.update import PlainVector
 
 # Float32 differs between a batch and a single record by some 1e-6; a wrong gradient differs by a whole factor.
@@ -107,19 +107,19 @@ class _HookedGradients(BookKeeping):
         return super().numbers_per_record + 2 * sum(self._sizes[index] for index, _ in self._hooked)
 
     def of_records(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        inputs, derivatives, hooked = self._run_hooked(features, labels)
-        rows = self._write_down(inputs, derivatives)
-        for (index, _), row in zip(self._hooked, hooked, strict=True):
+        pieces = self._pieces(features, labels)
+        rows = self._write_down(pieces)
+        for (index, _), row in zip(self._hooked, pieces[2 * len(self._layers) :], strict=True):
             rows[index] = row
         return torch.cat(rows, dim=1)
 
-    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
-        inputs, derivatives, hooked = self._run_hooked(features, labels)
-        inputs, derivatives = ([tensor.double() for tensor in tensors] for tensors in (inputs, derivatives))
-        sums = total.split(self._sizes)
-        norms = self._squared_norms(inputs, derivatives) if inputs else torch.zeros(len(features), dtype=torch.float64)
+    def _add(self, pieces: list[torch.Tensor], total: torch.Tensor) -> tuple[torch.Tensor, int]:
+        hooked = pieces[2 * len(self._layers) :]
+        inputs, derivatives = self._of_layers([piece.double() for piece in pieces[: 2 * len(self._layers)]])
+        sums, records = total.split(self._sizes), len(pieces[0])
+        norms = self._squared_norms(inputs, derivatives) if inputs else torch.zeros(records, dtype=torch.float64)
         zeroed = 0
-        for start in range(0, len(features), _ROWS_AT_ONCE):
+        for start in range(0, records, _ROWS_AT_ONCE):
             here = slice(start, start + _ROWS_AT_ONCE)
             rows = [row[here].double() for row in hooked]
             of_rows = torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]).square_().sum(dim=0)
@@ -131,10 +131,8 @@ class _HookedGradients(BookKeeping):
         self._add_products(inputs, derivatives, clip_factors(norms, max_grad_norm=self.max_grad_norm), sums)
         return norms, zeroed
 
-    def _run_hooked(
-        self, features: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], list[torch.Tensor]]:
-        """As `_run`, and the gradients of each record at the hooked parameters, one tensor of shape (records, numel) each."""
+    def _pieces(self, features: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        """As book-keeping, and the gradients of each record at the hooked parameters, one tensor of shape (records, numel) each."""
         with warnings.catch_warnings():
             # Torch would have the features require a gradient, but to a first layer of convolutions that is a third of the work.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -145,7 +143,7 @@ class _HookedGradients(BookKeeping):
             parameter.grad_sample = None
         if any(not isinstance(row, torch.Tensor) or len(row) != len(features) for row in rows):
             raise UnsupportedModelError("a layer of the model has no gradient per record; no update was made")
-        return inputs, derivatives, [row.flatten(start_dim=1) if row.ndim > 1 else row[:, None] for row in rows]
+        return [*inputs, *derivatives, *(row.flatten(start_dim=1) if row.ndim > 1 else row[:, None] for row in rows)]
 
 
 def _clipped_gradients(
@@ -155,6 +153,8 @@ def _clipped_gradients(
     layers = linear_layers(model, features=synthetic_records(inputs)[0])
     parameters = list(trainable_parameters(model).values())
     alternating = relu_network(model, layers=layers)
+    if not alternating:
+        widen_narrow_layers(model)
     if compiled is not None:
         if not alternating:
             raise UnsupportedModelError("a compiled sum is for nn.Linear and nn.ReLU in turn; nothing was trained")
@@ -327,13 +327,17 @@ def _check_customers(samples: Samples, *, most: int, client: str) -> None:
 
 
 def _check_gradients(module: nn.Module, loss: PerSampleLoss, *, mechanism: DpSgd, inputs: int, compiled: CompiledSum | None) -> None:
-    """Compares the gradients of made-up records, as training computes and sums them, with the gradient of each record alone."""
+    """Compares the gradients of made-up records, as training computes and sums them, with the gradient of each record alone.
+
+    And with themselves at every other place of a batch.
+    """
     plain, model = perturbed_copy(module), perturbed_copy(module)
     features, labels = synthetic_records(inputs)
     try:
         gradients = _clipped_gradients(model, loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=inputs, compiled=compiled)
         rows = gradients.of_records(features, labels)
         total = gradients.sum(features, labels).values
+        steady = gradients.is_steady(features, labels)
     except (NotImplementedError, RuntimeError, ValueError, UnsupportedModelError) as error:
         raise UnsupportedModelError(
             "there is no gradient per record of this model; use inplace=False in all layers, every layer of the model, and layers that "
@@ -354,4 +358,9 @@ def _check_gradients(module: nn.Module, loss: PerSampleLoss, *, mechanism: DpSgd
         raise UnsupportedModelError(
             "the gradient of a record in a batch is not the gradient of that record alone: a parameter is used outside its layer, or the "
             "model mixes records; nothing was trained"
+        )
+    if not steady:
+        raise UnsupportedModelError(
+            "on this machine, the gradient of a record has other last bits at another place of the batch, by which one record could push "
+            "others over a kink of the model; take layers of other kinds or widths, such as mlp makes; nothing was trained"
         )

@@ -1,7 +1,7 @@
 """The clipped sum of a batch: what decides the sensitivity of DP-SGD.
 
 The model runs in float32, and so does the derivative of each record's loss. From there on everything is float64: the norm of each
-record's gradient, its clipping, and the sum.
+record's gradient, its clipping, and the sum. Up to there, a record gets the same bits in whatever batch it is: see `steady`.
 """
 
 from abc import ABC, abstractmethod
@@ -11,11 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from privfed.training.steady import ROWS, filled_up, is_steady
+
 # A gradient beyond the range of float32 would have been infinite, had it been written down.
 LARGEST_NORM = torch.finfo(torch.float32).max
 # Numbers that a pass may hold for its records, 128 MB; more records are several passes.
 _NUMBERS_PER_PASS = 2**24
-_RECORDS_PER_PASS = 4096
+# Each shape of a pass is checked, so there are not many.
+_ROWS_PER_PASS = 16 * ROWS
 
 
 def clip_factors(norms: torch.Tensor, *, max_grad_norm: float) -> torch.Tensor:
@@ -98,8 +101,35 @@ class ClippedGradients(ABC):
         """The gradient of each record before clipping, of shape (records, size). Only for checks: it holds them all at once."""
 
     @abstractmethod
-    def _add(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Adds the clipped gradients of one pass to `total`; returns their norms before, and how many of them were zeroed."""
+    def _pieces(self, features: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        """What the gradients of the records of a pass consist of, float32, each tensor with the records first."""
+
+    @abstractmethod
+    def _add(self, pieces: list[torch.Tensor], total: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Adds the clipped gradients that consist of these pieces to `total`; returns their norms before, and how many were zeroed."""
+
+    def _at_once(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum | None:
+        """The sum, if there is a way that is faster than passes."""
+        del features, labels
+        return None
+
+    def _pass(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """As `_add`, from records that fit into one pass."""
+        rows = next(rows for rows in self.shapes if rows >= len(features))
+        pieces = self._pieces(filled_up(features, rows), filled_up(labels, rows))
+        return self._add([piece[: len(features)] for piece in pieces], total)
+
+    @property
+    def shapes(self) -> Sequence[int]:
+        """Numbers of rows that a pass may have, ascending."""
+        affordable = _NUMBERS_PER_PASS // self.numbers_per_record
+        if affordable < ROWS:
+            return (2 ** (max(affordable, 1).bit_length() - 1),)
+        return range(ROWS, min(affordable, _ROWS_PER_PASS) + 1, ROWS)
+
+    def is_steady(self, features: torch.Tensor, labels: torch.Tensor) -> bool:
+        """Whether these made-up records have the same gradients, bit for bit, at every place of every shape of pass."""
+        return is_steady(self._pieces, features, labels, shapes=self.shapes)
 
     def sum(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
         """The sum of the records' gradients, each scaled to a norm of at most max_grad_norm over all parameters together.
@@ -114,17 +144,14 @@ class ClippedGradients(ABC):
         Raises:
             UnsupportedModelError: If the model does something else with these records than with those of `check`.
         """
+        if (at_once := self._at_once(features, labels)) is not None:
+            return at_once
         total = torch.zeros(self.size, dtype=torch.float64)
-        records = len(features)
-        if not records:
-            return ClippedSum(total, total.new_zeros(0), 0)
-        most = max(1, min(_RECORDS_PER_PASS, _NUMBERS_PER_PASS // self.numbers_per_record))
-        if records <= most:
-            return ClippedSum(total, *self._add(features, labels, total))
-        norms: list[torch.Tensor] = []
-        zeroed = 0
-        for part, part_labels in zip(*(whole.tensor_split(-(-records // most)) for whole in (features, labels)), strict=True):
-            of_part, broken = self._add(part, part_labels, total)
+        norms, zeroed = [total.new_zeros(0)], 0
+        most = self.shapes[-1]
+        for start in range(0, len(features), most):
+            part, part_labels = features[start : start + most], labels[start : start + most]
+            of_part, broken = self._pass(part, part_labels, total)
             norms.append(of_part)
             zeroed += broken
         return ClippedSum(total, torch.cat(norms), zeroed)

@@ -6,8 +6,10 @@ compared with what they were; and after training they are compared again, before
 hides its state on purpose runs on the client's machine all the same, and could do worse.
 """
 
+import array
 import functools
 import hashlib
+import re
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
@@ -24,23 +26,29 @@ from privfed.training.probe import perturbed_copy, synthetic_records
 # What torch keeps in every module for itself; hooks, which training adds, among it.
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 
+# What training hangs on the layers of the model that it goes on with.
+_ADDED_IN_TRAINING = re.compile(r"the model.*\.(forward|activations|autograd_grad_sample_hooks|max_batch_len)")
+
+_BYTES = (bytes, bytearray, memoryview, array.array)
+_OF_LIBRARIES = frozenset({"builtins", "torch", "opacus", "functools", "collections", "typing", "abc", "enum", "random", "numpy"})
 _CONTAINERS = (list, tuple, deque, set, frozenset, Mapping)
 
 _Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def state_of(
-    *, model: nn.Module, loss: _Loss, without: Collection[nn.Parameter] = (), among: Container[str] | None = None
+    *, model: nn.Module, loss: _Loss, without: Collection[nn.Parameter] = (), since: Container[str] | None = None
 ) -> dict[str, str]:
     """Everything that a model and a loss hold, by where it is: tensors, arrays, numbers and texts, bit for bit.
 
-    That is parameters and buffers, attributes, what is in containers and other objects, and what a function closes over.
+    That is parameters and buffers, attributes of objects and of their classes, what is in containers and other objects, what a function
+    closes over, and what an object without attributes would be copied by.
 
     Args:
         model: The model.
         loss: Loss per record.
         without: Parameters that are left out, because they may change.
-        among: The only places to look at; left out, all.
+        since: Places that were there before training; what training itself adds is left out. Left out, nothing is.
 
     Returns:
         A digest or the value itself for each. Private once private records went through.
@@ -51,13 +59,17 @@ def state_of(
     pending: list[tuple[str, object]] = [("the loss", loss), ("the model", model)]  # the last one first
     while pending:
         place, thing = pending.pop()
-        if id(thing) in skipped or isinstance(thing, type | types.ModuleType) or (among is not None and place not in among):
+        if id(thing) in skipped or isinstance(thing, type | types.ModuleType):
+            continue
+        if since is not None and place not in since and _ADDED_IN_TRAINING.fullmatch(place):
             continue
         if isinstance(thing, torch.Tensor):
             found[place] = _bits_of(thing)
         elif isinstance(thing, np.ndarray) and not thing.dtype.hasobject:
             found[place] = f"{thing.dtype} {thing.shape} {hashlib.sha256(thing.tobytes()).hexdigest()}"
-        elif thing is None or isinstance(thing, bool | int | float | complex | str | bytes | np.generic | torch.dtype):
+        elif isinstance(thing, _BYTES):
+            found[place] = f"{type(thing).__name__} {len(thing)} {hashlib.sha256(thing).hexdigest()}"
+        elif thing is None or isinstance(thing, bool | int | float | complex | str | np.generic | torch.dtype):
             found[place] = repr(thing)
         elif id(thing) in known:
             found[place] = "another name"
@@ -70,8 +82,8 @@ def state_of(
 
 
 def first_change(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
-    """The first place that holds something else than before, or nothing any more; None if there is none. What is new does not count."""
-    return next((place for place, held in before.items() if after.get(place) != held), None)
+    """The first place that holds something else than before, nothing any more, or something new; None if there is none."""
+    return next((place for place in (*before, *after) if before.get(place) != after.get(place)), None)
 
 
 def check_memory(module: nn.Module, loss: _Loss, *, inputs: int) -> None:
@@ -94,7 +106,7 @@ def check_memory(module: nn.Module, loss: _Loss, *, inputs: int) -> None:
     after = state_of(model=model, loss=loss)
     _pass(model, loss, -3.0 * features.flip(0), labels.flip(0))
     again = _pass(model, loss, features, labels)
-    changed = first_change(before, after) or first_change(after, before)
+    changed = first_change(before, after)
     if changed is not None:
         raise UnsupportedModelError(
             f"{changed} changes while records go through, so that a record could act on the gradients of later ones, which no noise "
@@ -108,7 +120,7 @@ def check_memory(module: nn.Module, loss: _Loss, *, inputs: int) -> None:
 
 
 def check_unchanged(before: Mapping[str, str], *, model: nn.Module, loss: _Loss, without: Collection[nn.Parameter]) -> None:
-    """Refuses the outcome of a training in which something changed that is not trained. What training itself adds does not count.
+    """Refuses the outcome of a training in which something changed, or was added, that is not trained.
 
     Args:
         before: `state_of` model and loss at the start, without the trained parameters.
@@ -117,9 +129,9 @@ def check_unchanged(before: Mapping[str, str], *, model: nn.Module, loss: _Loss,
         without: The trained parameters.
 
     Raises:
-        UnsupportedModelError: If anything that was there is not what it was, bit for bit.
+        UnsupportedModelError: If anything is not what it was, bit for bit. What training itself adds does not count.
     """
-    changed = first_change(before, state_of(model=model, loss=loss, without=without, among=before))
+    changed = first_change(before, state_of(model=model, loss=loss, without=without, since=before))
     if changed is not None:
         raise UnsupportedModelError(
             f"{changed} changed in training although it is not trained, so that noise may not cover what records did; no update was "
@@ -150,7 +162,9 @@ def _bits_of(tensor: torch.Tensor) -> str:
 
 def _parts_of(thing: Any) -> Iterator[tuple[str, object]]:
     """What an object consists of, and how each part is called after the name of the object."""
-    if isinstance(thing, Mapping):
+    if isinstance(thing, np.ndarray):
+        yield from ((f"[{number}]", part) for number, part in enumerate(thing.flat))
+    elif isinstance(thing, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in thing.items())
     elif isinstance(thing, _CONTAINERS):
         yield from ((f"[{number}]", part) for number, part in enumerate(thing))
@@ -165,12 +179,34 @@ def _parts_of(thing: Any) -> Iterator[tuple[str, object]]:
             yield f", its {name}", cell.cell_contents
     elif isinstance(thing, nn.Module):
         yield from ((f".{name}", part) for group in (thing._parameters, thing._buffers, thing._modules) for name, part in group.items())
+    yield from _attributes_of(thing)
+
+
+def _attributes_of(thing: Any) -> Iterator[tuple[str, object]]:
+    attributes: Mapping[str, object] | None = getattr(thing, "__dict__", None)
     ignored = _OF_TORCH if isinstance(thing, nn.Module) else frozenset[str]()
-    for name, part in getattr(thing, "__dict__", {}).items():
-        if name not in ignored:
-            yield f".{name}", part
+    yield from ((f".{name}", part) for name, part in (attributes or {}).items() if name not in ignored)
+    slotted = False
     for kind in type(thing).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
+            slotted = True
             if hasattr(thing, name) and name not in {"__dict__", "__weakref__"}:
                 yield f".{name}", getattr(thing, name)
+        if kind.__module__.partition(".")[0] not in _OF_LIBRARIES:
+            yield from ((f", its class's {name}", part) for name, part in vars(kind).items() if _is_data(name, part))
+    if attributes is None and not slotted and not isinstance(thing, _CONTAINERS):
+        yield ", copied", _copied_by(thing)
+
+
+def _is_data(name: str, part: object) -> bool:
+    """Whether something in a class is neither code nor what Python itself puts there."""
+    return not name.startswith("__") and not callable(part) and not hasattr(type(part), "__get__")
+
+
+def _copied_by(thing: Any) -> object:
+    """What a counter, a generator of numbers or another object from C is copied by; None for one that cannot be."""
+    try:
+        return thing.__reduce_ex__(4)
+    except (TypeError, ValueError, NotImplementedError):
+        return None

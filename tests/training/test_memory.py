@@ -1,11 +1,13 @@
 """Models and losses that remember one batch in the next: the gradient of a record would depend on earlier, private records."""
 
+import array
 import functools
 import itertools
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from privfed.client import Client, Trainer
+from privfed.data.samples import Samples
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.errors import UnsupportedModelError
@@ -177,9 +180,56 @@ class DrawsFromNumpy(Base):
         return super().forward(features) + 1e-3 * float(self.rng.normal())
 
 
+class InBytes(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = [bytearray(4), array.array("d", [0.0])]
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        self.kept[0][0] = (self.kept[0][0] + 1) % 256
+        return super().forward(features)
+
+
+class InAnArrayOfObjects(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = np.array([{"calls": 0}], dtype=object)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        self.kept[0]["calls"] += 1
+        return super().forward(features)
+
+
+class InACounter(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.count()
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        next(self.numbers)
+        return super().forward(features)
+
+
+class InTheClass(Base):
+    kept: ClassVar[list[float]] = [0.0]
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        self.kept[0] += 1.0
+        return super().forward(features)
+
+
+class ByTheClass(Base):
+    calls = 0
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        ByTheClass.calls += 1
+        return super().forward(features)
+
+
 REMEMBERING = [
     FrozenMoves, FrozenIsReplaced, FrozenMovesBehindTorch, TrainedMoves, TensorAttribute, Counter, NewAttribute, InAList, InAHiddenModule,
     InAnArray, InBackward, SwitchesItself, Thaws, OutsideOfTheModel, DrawsFromNumpy,
+    InBytes, InAnArrayOfObjects, InACounter, InTheClass, ByTheClass,
 ]  # fmt: skip
 
 
@@ -276,7 +326,14 @@ def test_stacked_training_refuses_what_remembers() -> None:
 
 
 def _unlike_made_up(features: torch.Tensor) -> bool:
-    return len(features) > 30 and len(features) != 66
+    return bool((features == 7.0).any())
+
+
+def sevens() -> Samples:
+    samples = table()
+    features = samples.features.copy()
+    features[:, 0] = 7.0
+    return replace(samples, features=features)
 
 
 class Later(Base):
@@ -300,13 +357,20 @@ class LaterElsewhere(Base):
         return super().forward(features)
 
 
-@pytest.mark.parametrize("kind", [Later, LaterElsewhere])
+class LaterAnew(Base):
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if _unlike_made_up(features):
+            self.kept = features.detach().mean()
+        return super().forward(features)
+
+
+@pytest.mark.parametrize("kind", [Later, LaterElsewhere, LaterAnew])
 @pytest.mark.parametrize("mechanism", [ONE_STEP, NonPrivate(learning_rate=0.1, batch_size=40, steps=3, seed=0)], ids=["private", "plain"])
 def test_an_update_is_not_given_back_if_anything_but_the_trained_weights_changed(kind: type[nn.Module], mechanism: object) -> None:
     module = kind()
-    check(module, values_of(module), table(), mechanism=mechanism, loss=binary_cross_entropy)  # type: ignore[arg-type]
+    check(module, values_of(module), sevens(), mechanism=mechanism, loss=binary_cross_entropy)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedModelError, match=r"the model\..* changed in training .*; no update was made; what was charged stays"):
-        train(module, values_of(module), table(), mechanism=mechanism, loss=binary_cross_entropy)  # type: ignore[arg-type]
+        train(module, values_of(module), sevens(), mechanism=mechanism, loss=binary_cross_entropy)  # type: ignore[arg-type]
 
 
 def test_what_a_model_that_changes_in_training_was_charged_stays_charged_and_nothing_is_kept(tmp_path: Path) -> None:
@@ -314,7 +378,7 @@ def test_what_a_model_that_changes_in_training_was_charged_stays_charged_and_not
     witnessed: list[object] = []
     with Ledger.open(tmp_path / "ledger", population="ash", budget=Budget(epsilon=100.0, delta=1e-5)) as ledger:
         trainer = Trainer(
-            client=Client("ash", table(), training=mechanism, ledger=ledger),
+            client=Client("ash", sevens(), training=mechanism, ledger=ledger),
             model=module,
             start=values_of(module),
             loss=binary_cross_entropy,
@@ -368,6 +432,7 @@ def test_every_kind_of_thing_in_a_model_is_compared_bit_for_bit() -> None:
             self.itself = [self]
             self.kind = nn.Linear
             self.other = {"a": 1}
+            self.bytes = (bytearray(b"a"), array.array("d", [1.0]))
 
     def edits() -> dict[str, Callable[[Holder], object]]:
         return {
@@ -378,6 +443,8 @@ def test_every_kind_of_thing_in_a_model_is_compared_bit_for_bit() -> None:
             "the model.nested['b']": lambda held: held.nested["b"].add("d"),
             "the model.buffer": lambda held: held.buffer.abs_(),
             "the model.itself[0]": lambda held: held.itself.__setitem__(0, None),
+            "the model.bytes[1]": lambda held: held.bytes[1].append(2.0),
+            "the model.new": lambda held: setattr(held, "new", 1),
             "the model.other": lambda held: setattr(held, "other", held.nested),
         }
 

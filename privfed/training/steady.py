@@ -1,0 +1,87 @@
+"""Whether a record's gradient is the same, bit for bit, wherever in a batch the record stands and whatever stands beside it.
+
+Products of matrices round a row by the way in which its place is computed: BLAS takes other instructions for the last rows, for narrow
+results, and for small products. Usually that is one bit of float32. Where the bit decides on which side of a kink (ReLU) a record falls,
+it is another gradient, and records can be made to fall there: then one more record, which moves the others by a place, moves the sum
+by more than its own gradient.
+
+So passes have whole blocks of `ROWS` records, and narrow layers are widened with zeros. Whether that is enough on this machine is checked
+for every shape of pass that can occur: how a row is computed depends on its place and on the shape, and never on what is in the matrices.
+"""
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+ROWS = 64
+"""A pass has a multiple of as many rows; those beyond its records are there for the shape alone."""
+
+_NARROWEST = 16
+_RECORDS = 5  # no divisor of the sizes in which rows are computed together
+
+Pieces = Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]
+"""From features and labels to what the gradients of these records consist of, each with the records first."""
+
+
+def filled_up(records: torch.Tensor, rows: int) -> torch.Tensor:
+    """The records, and the first one again until there are `rows` of them.
+
+    Args:
+        records: Of shape (records, ...), at least one. Private.
+        rows: At least as many.
+    """
+    if len(records) == rows:
+        return records
+    return torch.cat([records, records[:1].expand(rows - len(records), *records.shape[1:])])
+
+
+def wide_enough(width: int) -> int:
+    """The width that a layer of so many outputs is widened to."""
+    return max(width, _NARROWEST)
+
+
+def widen_narrow_layers(model: nn.Module) -> None:
+    """Has every narrow `nn.Linear` of a model compute its products with more columns, of zeros, and give back those that it has.
+
+    Args:
+        model: Changed in place; its parameters stay the same.
+    """
+    for layer in model.modules():
+        if type(layer) is nn.Linear and min(layer.in_features, layer.out_features) < _NARROWEST:
+            layer.forward = MethodType(_widened, layer)
+
+
+def widened(tensor: torch.Tensor, *widths: int) -> torch.Tensor:
+    """The tensor with zeros behind what it has, so that its last dimensions are `widths`."""
+    missing = [width - size for width, size in zip(widths, tensor.shape[-len(widths) :], strict=True)]
+    return functional.pad(tensor, [part for width in reversed(missing) for part in (0, width)]) if any(missing) else tensor
+
+
+def is_steady(pieces: Pieces, features: torch.Tensor, labels: torch.Tensor, *, shapes: Sequence[int]) -> bool:
+    """Whether records are treated alike at every place of passes of all these shapes.
+
+    Args:
+        pieces: What is checked.
+        features: Made-up records, of shape (records, columns), whose digits are unlike each other.
+        labels: Of shape (records,).
+        shapes: Numbers of rows.
+    """
+    features, labels = features[:_RECORDS], labels[:_RECORDS]
+    alone = [[piece[:1] for piece in pieces(features[[record] * shapes[0]], labels[[record] * shapes[0]])] for record in range(len(labels))]
+    expected = [torch.cat(parts) for parts in zip(*alone, strict=True)]
+    for number, rows in enumerate(shapes):
+        order = (torch.arange(rows) + number) % len(labels)
+        for piece, known in zip(pieces(features[order], labels[order]), expected, strict=True):
+            if not torch.equal(piece, known[order]):
+                return False
+    return True
+
+
+def _widened(layer: nn.Linear, features: torch.Tensor) -> torch.Tensor:
+    inputs, outputs = wide_enough(layer.in_features), wide_enough(layer.out_features)
+    bias = None if layer.bias is None else widened(layer.bias, outputs)
+    result = functional.linear(widened(features, inputs), widened(layer.weight, outputs, inputs), bias)
+    return result[..., : layer.out_features]

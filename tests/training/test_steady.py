@@ -1,0 +1,191 @@
+"""That no record pushes others over a kink: records that were made to lie on one, at every place of a batch."""
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from privfed.errors import UnsupportedModelError
+from privfed.training import dpsgd, gradients, steady
+from privfed.training.compiled import compile_sum
+from privfed.training.dpsgd import _clipped_gradients, check
+from privfed.training.gradients import ClippedGradients
+from privfed.training.loss import PerSampleLoss, binary_cross_entropy, cross_entropy
+from privfed.training.mechanism import DpSgd
+from privfed.training.model import mlp, values_of
+from privfed.training.probe import synthetic_records
+from privfed.training.steady import ROWS, filled_up, widen_narrow_layers, widened
+from tests.training.steps import samples_of
+
+torch.set_num_threads(1)
+BOUND = 0.1
+COLUMNS = 30
+MECHANISM = DpSgd(
+    noise_multiplier=1.0, max_grad_norm=BOUND, sample_rate=0.5, expected_batch_size=50, steps=1, learning_rate=0.1, max_records=100
+)
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return make()
+
+
+def on_a_kink(layer: nn.Linear, *, tries: int = 20_000) -> torch.Tensor:
+    """Records for which the sign of a neuron's sum, as plain torch computes it, is another one at another place of a batch."""
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(tries, COLUMNS, generator=generator)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    # Newton's step in the last column puts the sum of the first neuron within some last bits of zero.
+    for _ in range(3):
+        features[:, -1] -= functional.linear(features.double(), weight.double(), bias.double())[:, 0].float() / weight[0, -1]
+    signs = []
+    for place in range(2):
+        rows = torch.zeros(2 * tries, COLUMNS)
+        rows[place::2] = features
+        signs.append(functional.linear(rows, weight, bias)[place::2, 0] > 0)
+    for rows in (1, 2, 3):
+        shape = features[: tries - tries % rows].view(-1, rows, COLUMNS)
+        alone = torch.cat([functional.linear(part, weight, bias) for part in shape[:600]])[:, 0] > 0
+        signs.append(torch.cat([alone, signs[0][len(alone) :]]))
+    differing = torch.stack(signs).any(dim=0) & ~torch.stack(signs).all(dim=0)
+    return features[differing]
+
+
+def moved(source: ClippedGradients, records: torch.Tensor) -> float:
+    """By how much one more record moves the sum of these, beyond what one record does alone; in units of the bound."""
+    labels = torch.ones(len(records), dtype=torch.int64)
+    spread = torch.zeros(2 * len(records), COLUMNS)
+    spread[::2] = records
+    labels = torch.ones(len(spread), dtype=torch.int64)
+    more = torch.cat([torch.zeros(1, COLUMNS), spread]), torch.ones(len(spread) + 1, dtype=torch.int64)
+    moves = [float((source.sum(*more).values - source.sum(spread, labels).values).norm())]
+    for count in range(1, min(5, len(records))):
+        few = records[:count]
+        moves.append(
+            float(
+                (
+                    source.sum(torch.cat([few, records[count : count + 1]]), labels[: count + 1]).values
+                    - source.sum(few, labels[:count]).values
+                ).norm()
+            )
+        )
+    return max(moves) / BOUND
+
+
+def kinked(width: int) -> nn.Module:
+    return mlp(COLUMNS, hidden=(width,))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], PerSampleLoss]] = {
+    **{f"{width} neurons": (lambda width=width: kinked(width), binary_cross_entropy) for width in (2, 3, 5, 8, 9, 16, 40)},
+    "leaky": (lambda: nn.Sequential(nn.Linear(COLUMNS, 8), nn.LeakyReLU(0.01), nn.Linear(8, 1)), binary_cross_entropy),
+    "beside a norm": (lambda: nn.Sequential(nn.Linear(COLUMNS, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2)), cross_entropy),
+    "deep": (lambda: mlp(COLUMNS, hidden=(8, 5, 3), outputs=2), cross_entropy),
+}
+
+
+@pytest.mark.parametrize(("make", "loss"), MODELS.values(), ids=MODELS.keys())
+def test_one_record_more_moves_the_sum_of_records_on_a_kink_by_no_more_than_the_bound(
+    make: Callable[[], nn.Module], loss: PerSampleLoss
+) -> None:
+    model = seeded(make)
+    records = on_a_kink(model[0])
+    source = _clipped_gradients(model, loss=loss, max_grad_norm=BOUND, inputs=COLUMNS)
+    assert moved(source, torch.cat([records, torch.randn(40, COLUMNS)])) <= 1 + 1e-9
+
+
+def test_without_blocks_of_rows_and_wide_layers_the_same_record_would_move_it_by_many_times_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the blocks are for; on a machine whose products round every place alike there is nothing to show."""
+    model = seeded(lambda: kinked(8))
+    records = on_a_kink(model[0])
+    if len(records) < 20:
+        pytest.skip("this machine's matrix products round a record alike at every place of a batch")
+    for module in (gradients, dpsgd):
+        monkeypatch.setattr(module, "filled_up", lambda records, _: records, raising=False)
+    monkeypatch.setattr("privfed.training.bookkeeping.wide_enough", lambda width: width)
+    source = _clipped_gradients(copy.deepcopy(model), loss=binary_cross_entropy, max_grad_norm=BOUND, inputs=COLUMNS)
+    assert moved(source, records) > 5
+    assert not source.is_steady(*synthetic_records(COLUMNS))
+    with pytest.raises(UnsupportedModelError, match=r"last bits at another place of the batch.*nothing was trained"):
+        check(model, values_of(model), samples_of(np.zeros((4, COLUMNS)), np.arange(4) % 2), mechanism=MECHANISM, loss=binary_cross_entropy)
+
+
+def test_the_compiled_sum_takes_the_same_gradients_whichever_way_its_batch_goes() -> None:
+    module = seeded(lambda: kinked(8))
+    compiled = compile_sum(module, mechanism=MECHANISM, loss=binary_cross_entropy, inputs=COLUMNS)
+    records = on_a_kink(module[0])
+    source = _clipped_gradients(module, loss=binary_cross_entropy, max_grad_norm=BOUND, inputs=COLUMNS, compiled=compiled)
+    assert source.is_steady(*synthetic_records(COLUMNS))
+    full = torch.cat([records, torch.randn(compiled.capacity, COLUMNS)])[: compiled.capacity - 1]
+    labels = torch.ones(compiled.capacity + 1, dtype=torch.int64)
+    within = source.sum(full, labels[:-2]).values
+    huge = torch.full((1, COLUMNS), 1e30)
+    for more in (torch.zeros(1, COLUMNS), huge, torch.full((1, COLUMNS), torch.nan)):
+        assert float((source.sum(torch.cat([more, full]), labels[:-1]).values - within).norm()) <= BOUND * (1 + source.rounding)
+    beyond = source.sum(torch.cat([torch.zeros(2, COLUMNS), full]), labels).values
+    assert float((beyond - source.sum(torch.cat([torch.zeros(1, COLUMNS), full]), labels[:-1]).values).norm()) <= BOUND * (
+        1 + source.rounding
+    )
+
+
+class ByPlace(nn.Module):
+    """Adds the last bit of float32 to every record of one place in a batch, for batches of one shape."""
+
+    def __init__(self, *, place: int, rows: int) -> None:
+        super().__init__()
+        self.layer, self.place, self.rows = nn.Linear(4, 16), place, rows
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        outputs = self.layer(features)
+        if len(outputs) == self.rows:
+            outputs = outputs * (1.0 + 2**-23 * (torch.arange(len(outputs)) == self.place)[:, None])
+        return outputs
+
+
+@pytest.mark.parametrize(("place", "rows"), [(0, 128), (63, 64), (700, 1024), (1023, 1024)])
+def test_a_model_that_rounds_a_record_differently_at_one_place_of_one_shape_is_refused(place: int, rows: int) -> None:
+    samples = samples_of(np.zeros((4, 4)), np.arange(4) % 2)
+    for module, accepted in ((ByPlace(place=place, rows=rows), False), (ByPlace(place=rows, rows=rows), True)):
+        if accepted:
+            check(module, values_of(module), samples, mechanism=MECHANISM, loss=cross_entropy)
+        else:
+            with pytest.raises(UnsupportedModelError, match="another place of the batch"):
+                check(module, values_of(module), samples, mechanism=MECHANISM, loss=cross_entropy)
+
+
+def test_widened_layers_compute_what_the_layers_compute_and_have_the_same_gradients() -> None:
+    for inputs, outputs, bias in ((4, 2, True), (20, 3, False), (3, 20, True), (20, 20, True)):
+        layer = nn.Linear(inputs, outputs, bias=bias)
+        wide = copy.deepcopy(layer)
+        widen_narrow_layers(wide)
+        assert ("forward" in vars(wide)) == (min(inputs, outputs) < 16)
+        features = torch.randn(2, 5, inputs, requires_grad=True)
+        results = [torch.autograd.grad(kind(features).square().sum(), [features, *kind.parameters()]) for kind in (layer, wide)]
+        for ours, theirs in zip(*results, strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_that_was_derived_from_linear_is_left_as_it_is() -> None:
+    class Double(nn.Linear):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(features)
+
+    model = nn.Sequential(Double(4, 2))
+    widen_narrow_layers(model)
+    assert "forward" not in vars(model[0])
+
+
+def test_passes_are_filled_up_with_the_first_record_and_layers_with_zeros() -> None:
+    records = torch.arange(6.0).view(3, 2)
+    assert filled_up(records, 5).tolist() == [[0, 1], [2, 3], [4, 5], [0, 1], [0, 1]]
+    assert filled_up(records, 3) is records
+    assert widened(records, 4, 3).tolist() == [[0, 1, 0], [2, 3, 0], [4, 5, 0], [0, 0, 0]]
+    assert widened(records, 3, 2) is records
+    assert ROWS == steady.ROWS == 64
