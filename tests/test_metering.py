@@ -125,6 +125,20 @@ def test_a_fault_must_show_twice(banks: Consortium, monkeypatch: pytest.MonkeyPa
     assert len(shown.split()) - len(left) == readings
 
 
+def test_every_meter_of_a_reading_can_be_its_fault(banks: Consortium) -> None:
+    reading = measured(banks)[0].reading
+    assert reading is not None
+    assert len(reading.on_the_model) > 1
+    assert reading.meter_fault == ""
+    off = [replace(meter, declared=2 * meter.high) for meter in reading.on_the_model]
+    for place, meter in enumerate(off):
+        faulty = replace(reading, on_the_model=(*reading.on_the_model[:place], meter, *reading.on_the_model[place + 1 :]))
+        assert faulty.meter_fault == meter.fault != ""
+    for name in ("noise", "weight"):
+        meter = replace(getattr(reading, name), declared=2 * getattr(reading, name).high)
+        assert replace(reading, **{name: meter}).meter_fault == meter.fault
+
+
 def test_measuring_touches_neither_the_data_nor_the_ledger_of_a_bank(banks: Consortium, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[int] = []
     honest = privfed.client.train

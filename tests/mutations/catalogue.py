@@ -285,8 +285,8 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "squares of float32 may underflow (compiled)",
         "privfed/training/compiled.py",
-        "        if not float(longest) <= self._longest:",
-        "        if not float(norms.max()) <= 3.4e38:",
+        "            if float(longest) <= self._longest:",
+        "            if float(norms.max()) <= 3.4e38:",
         ("tests/training/test_compiled.py",),
     ),
     Mutation(
@@ -400,5 +400,47 @@ CATALOGUE: tuple[Mutation, ...] = (
         "    shares = [max(",
         "    shares = [min(",
         ("tests/test_report_worst_client.py",),
+    ),
+    Mutation(
+        "passes are as long as their batch",
+        "privfed/training/gradients.py",
+        "pieces = self._pieces(filled_up(features, rows), filled_up(labels, rows))",
+        "pieces = self._pieces(features, labels)",
+        ("tests/training/test_gradients.py", "tests/training/test_steady.py"),
+    ),
+    Mutation(
+        "narrow layers of a ReLU network are not widened",
+        "privfed/training/steady.py",
+        "    return max(width, _NARROWEST)",
+        "    return width",
+        ("tests/training/test_steady.py",),
+    ),
+    Mutation(
+        "gradients that depend on the place in a batch are trained on",
+        "privfed/training/dpsgd.py",
+        "    if not steady:",
+        "    if False:",
+        ("tests/training/test_steady.py",),
+    ),
+    Mutation(
+        "one shape of pass is looked at in place of all",
+        "privfed/training/steady.py",
+        "for number, rows in enumerate(shapes):",
+        "for number, rows in enumerate(shapes[:1]):",
+        ("tests/training/test_steady.py",),
+    ),
+    Mutation(
+        "what was added to a model in training does not count",
+        "privfed/training/memory.py",
+        "for place in (*before, *after) if",
+        "for place in (*before,) if",
+        ("tests/training/test_memory.py",),
+    ),
+    Mutation(
+        "a fault on the layers of the model itself is no fault",
+        "privfed/audit/metering.py",
+        "for meter in (self.noise, self.weight, *self.on_the_model) if meter.fault is not None",
+        "for meter in (self.noise, self.weight) if meter.fault is not None",
+        ("tests/test_metering.py",),
     ),
 )
