@@ -127,21 +127,29 @@ class ReluNetworkBookKeeping(BookKeeping):
         self, weights: Sequence[tuple[torch.Tensor, torch.Tensor | None]], features: torch.Tensor, labels: torch.Tensor
     ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         widths = [layer.out_features for layer in self._layers]
-        sizes = [features.shape[1], *(wide_enough(width) for width in widths)]
-        inputs = [features]
+        sizes = [wide_enough(width) for width in widths]
         with torch.no_grad():
+            if sizes == widths:
+                return self._run_steadily(weights, features, labels)
             wide = [
                 (widened(weight, outputs, taken), None if bias is None else widened(bias, outputs))
-                for (weight, bias), taken, outputs in zip(weights, sizes[:-1], sizes[1:], strict=True)
+                for (weight, bias), taken, outputs in zip(weights, [features.shape[1], *sizes], sizes, strict=False)
             ]
-            for weight, bias in wide[:-1]:
-                inputs.append(functional.linear(inputs[-1], weight, bias).relu())
-            outputs = functional.linear(inputs[-1], *wide[-1])[:, : widths[-1]]
-            derivatives = [widened(derivative_of(self._loss)(outputs, labels), sizes[-1])]
-            for (weight, _), after in zip(wide[:0:-1], inputs[:0:-1], strict=True):
-                derivatives.append(torch.ops.aten.threshold_backward(derivatives[-1] @ weight, after, 0))
-        taken = [features, *(after[:, :width] for after, width in zip(inputs[1:], widths, strict=False))]
-        return taken, [derivative[:, :width] for derivative, width in zip(derivatives[::-1], widths, strict=True)]
+            inputs, derivatives = self._run_steadily(wide, features, labels)
+        taken = [tensor[:, : layer.in_features] for tensor, layer in zip(inputs, self._layers, strict=True)]
+        return taken, [tensor[:, :width] for tensor, width in zip(derivatives, widths, strict=True)]
+
+    def _run_steadily(
+        self, weights: Sequence[tuple[torch.Tensor, torch.Tensor | None]], features: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        inputs = [features]
+        for weight, bias in weights[:-1]:
+            inputs.append(functional.linear(inputs[-1], weight, bias).relu())
+        outputs = functional.linear(inputs[-1], *weights[-1])
+        derivatives = [widened(derivative_of(self._loss)(outputs[:, : self._layers[-1].out_features], labels), outputs.shape[1])]
+        for (weight, _), after in zip(weights[:0:-1], inputs[:0:-1], strict=True):
+            derivatives.append(torch.ops.aten.threshold_backward(derivatives[-1] @ weight, after, 0))
+        return inputs, derivatives[::-1]
 
 
 def linear_layers(model: nn.Module, *, features: torch.Tensor) -> list[nn.Linear]:

@@ -115,13 +115,14 @@ class ClippedGradients(ABC):
 
     def _pass(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
         """As `_add`, from records that fit into one pass."""
-        rows = next(rows for rows in self.shapes if rows >= len(features))
+        shapes = self.shapes
+        rows = shapes[0] * -(-len(features) // shapes[0])
         pieces = self._pieces(filled_up(features, rows), filled_up(labels, rows))
         return self._add([piece[: len(features)] for piece in pieces], total)
 
     @property
     def shapes(self) -> Sequence[int]:
-        """Numbers of rows that a pass may have, ascending."""
+        """Numbers of rows that a pass may have, ascending: the multiples of the first."""
         affordable = _NUMBERS_PER_PASS // self.numbers_per_record
         if affordable < ROWS:
             return (2 ** (max(affordable, 1).bit_length() - 1),)

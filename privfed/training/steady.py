@@ -39,8 +39,8 @@ def filled_up(records: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def wide_enough(width: int) -> int:
-    """The width that a layer of so many outputs is widened to."""
-    return max(width, _NARROWEST)
+    """The width that a layer of so many outputs is widened to. A single one is a product with a vector, which has its own instructions."""
+    return width if width == 1 else max(width, _NARROWEST)
 
 
 def widen_narrow_layers(model: nn.Module) -> None:
@@ -50,7 +50,7 @@ def widen_narrow_layers(model: nn.Module) -> None:
         model: Changed in place; its parameters stay the same.
     """
     for layer in model.modules():
-        if type(layer) is nn.Linear and min(layer.in_features, layer.out_features) < _NARROWEST:
+        if type(layer) is nn.Linear and any(wide_enough(width) > width for width in (layer.in_features, layer.out_features)):
             layer.forward = MethodType(_widened, layer)
 
 

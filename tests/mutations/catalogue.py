@@ -411,7 +411,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "narrow layers of a ReLU network are not widened",
         "privfed/training/steady.py",
-        "    return max(width, _NARROWEST)",
+        "    return width if width == 1 else max(width, _NARROWEST)",
         "    return width",
         ("tests/training/test_steady.py",),
     ),

@@ -161,11 +161,11 @@ def test_a_model_that_rounds_a_record_differently_at_one_place_of_one_shape_is_r
 
 
 def test_widened_layers_compute_what_the_layers_compute_and_have_the_same_gradients() -> None:
-    for inputs, outputs, bias in ((4, 2, True), (20, 3, False), (3, 20, True), (20, 20, True)):
+    for inputs, outputs, bias in ((4, 2, True), (20, 3, False), (3, 20, True), (20, 20, True), (20, 1, True)):
         layer = nn.Linear(inputs, outputs, bias=bias)
         wide = copy.deepcopy(layer)
         widen_narrow_layers(wide)
-        assert ("forward" in vars(wide)) == (min(inputs, outputs) < 16)
+        assert ("forward" in vars(wide)) == (1 < min(inputs, outputs) < 16)
         features = torch.randn(2, 5, inputs, requires_grad=True)
         results = [torch.autograd.grad(kind(features).square().sum(), [features, *kind.parameters()]) for kind in (layer, wide)]
         for ours, theirs in zip(*results, strict=True):
