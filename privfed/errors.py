@@ -48,6 +48,11 @@ class RoundKeyUsedError(PrivFedError):
 
 
 @final
+class MaskUsedError(PrivFedError):
+    """A mask has hidden a product already; nothing was masked with it again."""
+
+
+@final
 class AgreementMismatchError(PrivFedError):
     """Two parties disagree about the roster, the weights, the rule or the policy of the session."""
 
@@ -99,6 +104,17 @@ class TamperedAggregateError(OpeningRefusedError):
 
     def __init__(self) -> None:
         super().__init__("the aggregate is not the announced combination of the signed uploads; nothing was decrypted")
+
+
+@final
+class TamperedProductsError(OpeningRefusedError):
+    """Products of uploads are not what they should be: other factors, or masks that hide nothing; nothing was opened.
+
+    One class and one text for every way to tamper with them. Tell the server no more than `wire.encode_abort` does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the products are not the masked products of the signed uploads; nothing was opened")
 
 
 @final

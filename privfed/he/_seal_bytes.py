@@ -1,6 +1,6 @@
 """The byte layout of SEAL's files: pure bytes, no SEAL.
 
-Every file is a container, compressed or not, whose body says what is in it. Ciphertexts and plaintexts are those of one prime.
+Every file is a container, compressed or not, whose body says what is in it.
 """
 
 import struct
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from privfed.errors import InvalidMessageError
 
 SEED_BYTES = 64
-PRIMES = 1
 
 # SEAL 4 native/src/seal/serialization.h, SEALHeader: magic, header size, major, minor, compression, reserved, total size.
 _HEADER = struct.Struct("<HBBBBHQ")
@@ -42,16 +41,21 @@ class Form:
         poly_modulus_degree: Degree N of the ring.
         scale: What the numbers are multiplied by.
         version: Major and minor version of SEAL.
+        primes: Words of each coefficient.
+        polynomials: Polynomials of a ciphertext: three of a product, else two.
     """
 
     parms_id: tuple[int, ...]
     poly_modulus_degree: int
     scale: float
     version: str
+    primes: int = 1
+    polynomials: int = 2
 
     def ciphertext(self, *, ntt: bool = True) -> bytes:
-        """Header of a ciphertext of two polynomials, in NTT form or as coefficients."""
-        return CIPHERTEXT.pack(struct.pack("<4Q", *self.parms_id), ntt, 2, self.poly_modulus_degree, PRIMES, self.scale, 1)
+        """Header of a ciphertext, in NTT form or as coefficients."""
+        name = struct.pack("<4Q", *self.parms_id)
+        return CIPHERTEXT.pack(name, ntt, self.polynomials, self.poly_modulus_degree, self.primes, self.scale, 1)
 
     def container(self, body: bytes) -> bytes:
         """A body as SEAL writes it, uncompressed."""
@@ -100,7 +104,7 @@ def coefficients_header(form: Form) -> bytes:
 
 def write_plaintext(form: Form, words: NDArray[np.uint64]) -> bytes:
     """A plaintext of these words."""
-    header = _PLAINTEXT.pack(struct.pack("<4Q", *form.parms_id), form.poly_modulus_degree, form.scale)
+    header = _PLAINTEXT.pack(struct.pack("<4Q", *form.parms_id), form.poly_modulus_degree * form.primes, form.scale)
     return form.container(header + form.array(words))
 
 

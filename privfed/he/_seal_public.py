@@ -8,12 +8,13 @@ modulus; the container around them is written here, so no length, type or versio
 """
 
 import fcntl
+import math
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -25,11 +26,15 @@ from numpy.typing import NDArray
 from tenseal.sealapi import Ciphertext
 
 from privfed.errors import InvalidMessageError
-from privfed.he._seal_bytes import PRIMES, SEED_BYTES, Form, members, read_ciphertext, version_of, write_ciphertext, write_plaintext
+from privfed.he._seal_bytes import SEED_BYTES, Form, members, read_ciphertext, version_of, write_ciphertext, write_plaintext
 
 _SCALE = 1.0
 # What follows the prime in the chain of a TenSEAL context of 60, 40 and 40 bits, and the security level at which SEAL accepts it.
 _TENSEAL_CHAIN_BITS = (40, 40)
+# SEAL keeps the last prime of a chain for switching keys, which nothing here does: it is as small as SEAL has one.
+_PRODUCT_CHAIN_BITS = (60, 40, 17)
+_LARGEST_PRIME_BITS = 60
+_LIMB_BITS = 30
 
 
 def tenseal_version() -> str:
@@ -80,19 +85,30 @@ def checked_context(parameters: seal.EncryptionParameters, security_bits: int) -
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Ring:
-    """SEAL's public objects for one degree and prime; nothing in it is random or secret.
+    """SEAL's public objects for one degree and modulus; nothing in it is random or secret.
 
-    The prime is the first, and the level the last, of the chain: ciphertexts and plaintexts have one word per coefficient.
+    Ciphertexts and plaintexts have one word per coefficient and prime: a polynomial is all words of the first prime, then all of the
+    second.
     """
 
     poly_modulus_degree: int
-    modulus: int
+    moduli: tuple[int, ...]
     chain_bits: tuple[int, ...]
     security_bits: int
     parms_id: tuple[int, ...]
     context: seal.SEALContext
     encoder: seal.CKKSEncoder
     evaluator: seal.Evaluator
+
+    @property
+    def modulus(self) -> int:
+        """Product of the primes."""
+        return math.prod(self.moduli)
+
+    @property
+    def polynomial_words(self) -> int:
+        """Words of one polynomial."""
+        return self.poly_modulus_degree * len(self.moduli)
 
     def plaintext(self, values: NDArray[np.complex128], scale: float = _SCALE) -> seal.Plaintext:
         """The polynomial with these values at SEAL's slots, times the scale, rounded to integers. For `_seal_secret`."""
@@ -101,13 +117,14 @@ class Ring:
         return plain
 
     def encode(self, values: NDArray[np.complex128], scale: float = _SCALE) -> NDArray[np.uint64]:
-        """Words, of shape (N,) in NTT form, of the polynomial with these values at SEAL's slots, times the scale."""
+        """Words, in NTT form, of the polynomial with these values at SEAL's slots, times the scale."""
         body = members(saved(self.plaintext(values, scale)))
-        return np.frombuffer(body, "<u8", self.poly_modulus_degree, len(body) - 8 * self.poly_modulus_degree).astype(np.uint64, copy=False)
+        return np.frombuffer(body[len(body) - 8 * self.polynomial_words :], "<u8").astype(np.uint64, copy=False)
 
-    def form(self, scale: float) -> Form:
+    def form(self, scale: float, *, polynomials: int = 2) -> Form:
         """What SEAL writes in front of a ciphertext or a plaintext of this ring."""
-        return Form(parms_id=self.parms_id, poly_modulus_degree=self.poly_modulus_degree, scale=scale, version=seal_version())
+        form = Form(parms_id=self.parms_id, poly_modulus_degree=self.poly_modulus_degree, scale=scale, version=seal_version())
+        return replace(form, primes=len(self.moduli), polynomials=polynomials)
 
     def decode(self, words: NDArray[np.uint64], scale: float = _SCALE) -> NDArray[np.complex128]:
         """Values, of shape (N / 2,), at SEAL's slots of the polynomial with these words, divided by the scale: the inverse of `encode`."""
@@ -125,14 +142,25 @@ def chain_ring(poly_modulus_degree: int, chain_bits: tuple[int, ...], security_b
     Raises:
         ValueError: If SEAL refuses it.
     """
+    return _ring(poly_modulus_degree, chain_bits, security_bits, last=True)
+
+
+@cache
+def product_ring() -> Ring:
+    """The first level, of two primes, in which ciphertexts can be multiplied once: of degree 8192, at 256 bits of security."""
+    return _ring(8192, _PRODUCT_CHAIN_BITS, 256, last=False)
+
+
+def _ring(poly_modulus_degree: int, chain_bits: tuple[int, ...], security_bits: int, *, last: bool) -> Ring:
     context = checked_context(encryption_parameters(poly_modulus_degree, chain_bits), security_bits)
+    # Not `prime`: of several primes of the same size, SEAL puts the smallest first.
+    primes = [modulus.value() for modulus in seal.CoeffModulus.Create(poly_modulus_degree, list(chain_bits))]
     return Ring(
         poly_modulus_degree=poly_modulus_degree,
-        # Not `prime`: of several primes of the same size, SEAL puts the smallest first.
-        modulus=seal.CoeffModulus.Create(poly_modulus_degree, list(chain_bits))[0].value(),
+        moduli=tuple(primes[:1] if last else primes[:-1]),
         chain_bits=chain_bits,
         security_bits=security_bits,
-        parms_id=tuple(context.last_parms_id()),
+        parms_id=tuple(context.last_parms_id() if last else context.first_parms_id()),
         context=context,
         encoder=seal.CKKSEncoder(context),
         evaluator=seal.Evaluator(context),
@@ -142,9 +170,16 @@ def chain_ring(poly_modulus_degree: int, chain_bits: tuple[int, ...], security_b
 def ring(poly_modulus_degree: int, modulus: int, *, slots: bool) -> Ring:
     """The ring of these numbers: one prime at 256 bits of security or, with slots, the last level of TenSEAL's chain at 192.
 
+    A modulus that no prime of SEAL reaches is that of `product_ring`.
+
     Raises:
         ValueError: If SEAL refuses it.
     """
+    if modulus.bit_length() > _LARGEST_PRIME_BITS:
+        product = product_ring()
+        if (poly_modulus_degree, modulus, slots) != (product.poly_modulus_degree, product.modulus, True):
+            raise ValueError("expected the degree, the modulus and the slots of the product ring, or a modulus of one prime, got others")
+        return product
     chain_bits = (modulus.bit_length(), *(_TENSEAL_CHAIN_BITS if slots else ()))
     return chain_ring(poly_modulus_degree, chain_bits, 192 if slots else 256)
 
@@ -243,7 +278,7 @@ def expander(public: Ring) -> Generator[Expand]:
 
     What it gives does not look at lengths, and raises as `loader`.
     """
-    container = write_ciphertext(public.form(_SCALE), np.zeros(public.poly_modulus_degree, np.uint64), seed=bytes(SEED_BYTES))
+    container = write_ciphertext(public.form(_SCALE), np.zeros(public.polynomial_words, np.uint64), seed=bytes(SEED_BYTES))
     with memory_path() as path, Path(path).open("r+b", buffering=0) as file:
         file.write(container)
 
@@ -255,13 +290,13 @@ def expander(public: Ring) -> Generator[Expand]:
         yield expanded
 
 
-def _load(public: Ring, words: NDArray[np.uint64], seed: bytes) -> Ciphertext:
+def _load(public: Ring, words: NDArray[np.uint64], seed: bytes, *, polynomials: int = 2) -> Ciphertext:
     with memory_path() as path:
-        Path(path).write_bytes(write_ciphertext(public.form(_SCALE), words, seed=seed))
-        return _loaded(public, path)
+        Path(path).write_bytes(write_ciphertext(public.form(_SCALE, polynomials=polynomials), words, seed=seed))
+        return _loaded(public, path, polynomials=polynomials)
 
 
-def _loaded(public: Ring, path: str) -> Ciphertext:
+def _loaded(public: Ring, path: str, *, polynomials: int = 2) -> Ciphertext:
     ciphertext = Ciphertext()
     try:
         ciphertext.load(public.context, path)
@@ -269,9 +304,9 @@ def _loaded(public: Ring, path: str) -> Ciphertext:
         raise InvalidMessageError from None
     # Belt and braces: the container is ours and SEAL checked it, but a transparent ciphertext loads without complaint.
     as_expected = (
-        ciphertext.size() == 2
+        ciphertext.size() == polynomials
         and ciphertext.poly_modulus_degree() == public.poly_modulus_degree
-        and ciphertext.coeff_modulus_size() == PRIMES
+        and ciphertext.coeff_modulus_size() == len(public.moduli)
         and ciphertext.is_ntt_form()
         and ciphertext.scale == _SCALE
         and tuple(ciphertext.parms_id()) == public.parms_id
@@ -288,45 +323,51 @@ def load_fresh(public: Ring, words: NDArray[np.uint64], seed: bytes) -> Cipherte
 
     Args:
         public: The ring.
-        words: First polynomial in NTT form, of shape (N,), every word below the modulus.
+        words: First polynomial in NTT form, every word below its modulus.
         seed: 64 bytes.
 
     Raises:
         ValueError: If a length is wrong.
         InvalidMessageError: If it is not a valid, non-transparent ciphertext.
     """
-    if words.shape != (public.poly_modulus_degree,) or len(seed) != SEED_BYTES:
-        raise ValueError(f"expected {public.poly_modulus_degree} words and {SEED_BYTES} bytes, got {words.shape} and {len(seed)}")
+    if words.shape != (public.polynomial_words,) or len(seed) != SEED_BYTES:
+        raise ValueError(f"expected {public.polynomial_words} words and {SEED_BYTES} bytes, got {words.shape} and {len(seed)}")
     return _load(public, words, seed)
 
 
 def load_sum(public: Ring, words: NDArray[np.uint64]) -> Ciphertext:
-    """A whole ciphertext, from both polynomials in NTT form, of shape (2 N,), every word below the modulus.
+    """A whole ciphertext, from both polynomials in NTT form, every word below its modulus.
 
     Raises:
         ValueError: If the length is wrong.
         InvalidMessageError: If it is not a valid, non-transparent ciphertext.
     """
-    if words.shape != (2 * public.poly_modulus_degree,):
-        raise ValueError(f"expected {2 * public.poly_modulus_degree} words, got {words.shape}")
-    return _load(public, words, b"")
+    return load_whole(public, words, polynomials=2)
 
 
-def ciphertext_members(body: bytes, public: Ring, *, seeded: bool) -> tuple[NDArray[np.uint64], bytes]:
+def load_whole(public: Ring, words: NDArray[np.uint64], *, polynomials: int) -> Ciphertext:
+    """As `load_sum`, for a ciphertext of so many polynomials: three of a product."""
+    count = polynomials * public.polynomial_words
+    if words.shape != (count,):
+        raise ValueError(f"expected {count} words, got {words.shape}")
+    return _load(public, words, b"", polynomials=polynomials)
+
+
+def ciphertext_members(body: bytes, public: Ring, *, seeded: bool, polynomials: int = 2) -> tuple[NDArray[np.uint64], bytes]:
     """Words and seed (empty if there is none) of a ciphertext that SEAL saved, without its container.
 
     Raises:
         RuntimeError: If this SEAL writes another format. Nothing was sent.
     """
-    count = public.poly_modulus_degree * (1 if seeded else 2)
-    return read_ciphertext(body, public.form(_SCALE), count, seeded=seeded)
+    count = public.polynomial_words * (1 if seeded else polynomials)
+    return read_ciphertext(body, public.form(_SCALE, polynomials=polynomials), count, seeded=seeded)
 
 
 def expand(public: Ring, seed: bytes) -> NDArray[np.uint64]:
-    """The second polynomial, of shape (N,) in NTT form, for which a seed stands."""
-    ciphertext = load_fresh(public, np.zeros(public.poly_modulus_degree, np.uint64), seed)
+    """The second polynomial, in NTT form, for which a seed stands."""
+    ciphertext = load_fresh(public, np.zeros(public.polynomial_words, np.uint64), seed)
     words, _ = ciphertext_members(members(saved(ciphertext)), public, seeded=False)
-    return words[public.poly_modulus_degree :]
+    return words[public.polynomial_words :]
 
 
 class WeightedSum:
@@ -366,10 +407,74 @@ class WeightedSum:
         return self._sum
 
     def words(self) -> NDArray[np.uint64]:
-        """Both polynomials of the sum in NTT form, of shape (2 N,), every word below the modulus.
+        """Both polynomials of the sum in NTT form, every word below its modulus.
 
         Raises:
             ValueError: If nothing was added.
         """
         words, _ = ciphertext_members(members(saved(self.ciphertext())), self._ring, seeded=False)
         return words
+
+    def add_signed(self, sign: int, ciphertext: Ciphertext) -> None:
+        """Adds a ciphertext, which it consumes, or takes it away.
+
+        Args:
+            sign: 1 or -1.
+            ciphertext: The ciphertext.
+
+        Raises:
+            InvalidMessageError: As `add`.
+        """
+        if sign < 0:
+            try:
+                self._ring.evaluator.negate_inplace(ciphertext)
+            except RuntimeError:
+                raise InvalidMessageError from None
+        self.add(1, ciphertext)
+
+
+class ProductSum:
+    """The one accumulator of a sum of products of two ciphertexts: three polynomials, and nothing relinearised, rescaled or rotated."""
+
+    def __init__(self, public: Ring) -> None:
+        self._ring = public
+        self._sum: Ciphertext | None = None
+
+    def add(self, first: Ciphertext, second: Ciphertext) -> None:
+        """Adds the product of two ciphertexts, which stay as they are.
+
+        Raises:
+            InvalidMessageError: If SEAL refuses it, or the sum becomes transparent.
+        """
+        product = Ciphertext()
+        try:
+            if first is second:
+                self._ring.evaluator.square(first, product)
+            else:
+                self._ring.evaluator.multiply(first, second, product)
+            if self._sum is None:
+                self._sum = product
+            else:
+                self._ring.evaluator.add_inplace(self._sum, product)
+        except RuntimeError:
+            raise InvalidMessageError from None
+
+    def words(self) -> NDArray[np.uint64]:
+        """The three polynomials of the sum in NTT form, every word below its modulus.
+
+        Raises:
+            ValueError: If nothing was added.
+        """
+        if self._sum is None:
+            raise ValueError("expected at least one product in the sum, got none")
+        words, _ = ciphertext_members(members(saved(self._sum)), self._ring, seeded=False, polynomials=3)
+        return words
+
+
+def word_sum(words: NDArray[np.uint64], modulus: int) -> int:
+    """Sum of words below a modulus, modulo it: N times the constant coefficient of a polynomial in NTT form.
+
+    The powers of the 2N-th roots of unity at which the words are values sum to zero, but for the power 0.
+    """
+    low, high = words & np.uint64((1 << _LIMB_BITS) - 1), words >> np.uint64(_LIMB_BITS)
+    return ((int(high.sum()) << _LIMB_BITS) + int(low.sum())) % modulus

@@ -151,11 +151,9 @@ class RingKey(Secret):
             slots: Which.
 
         Yields:
-            Of each the words of c0, of shape (N,), and the seed of c1.
+            Of each the words of c0 and the seed of c1.
         """
-        for body in members_of_each(
-            _seal_public.saved_each(self._encrypted(batches, slots=slots), most=16 * self._ring.poly_modulus_degree)
-        ):
+        for body in members_of_each(_seal_public.saved_each(self._encrypted(batches, slots=slots), most=16 * self._ring.polynomial_words)):
             yield _seal_public.ciphertext_members(body, self._ring, seeded=True)
 
     def _encrypted(self, batches: Iterable[NDArray[np.int64]], *, slots: bool) -> Iterator[_seal_public.Savable]:
@@ -180,3 +178,31 @@ class RingKey(Secret):
         plain = seal.Plaintext()
         self._decryptor.decrypt(_seal_public.load_sum(self._ring, words), plain)
         return np.array(self._ring.encoder.decode_complex(plain), np.complex128)
+
+    def decrypt_product(self, words: NDArray[np.uint64]) -> tuple[int, NDArray[np.complex128]]:
+        """The constant coefficient of the polynomial inside a sum of products, exactly, and its values at SEAL's slots, roughly.
+
+        Both are as dangerous as what `decrypt_unrounded` gives.
+
+        Args:
+            words: Three polynomials in NTT form.
+
+        Returns:
+            The coefficient, in absolute value at most half of the modulus, noise included; and the values, of shape (N / 2,).
+
+        Raises:
+            InvalidMessageError: If it is not a valid ciphertext.
+        """
+        ring, plain = self._ring, seal.Plaintext()
+        self._decryptor.decrypt(_seal_public.load_whole(ring, words, polynomials=3), plain)
+        body = _seal_public.members(_seal_public.saved(plain))
+        residues = np.frombuffer(body[len(body) - 8 * ring.polynomial_words :], "<u8").reshape(len(ring.moduli), -1)
+        constant = 0
+        for modulus, values in zip(ring.moduli, residues, strict=True):
+            others = ring.modulus // modulus
+            share = _seal_public.word_sum(values, modulus) * pow(ring.poly_modulus_degree * others, -1, modulus)
+            constant += share % modulus * others
+        constant %= ring.modulus
+        if 2 * constant > ring.modulus:
+            constant -= ring.modulus
+        return constant, np.array(ring.encoder.decode_complex(plain), np.complex128)

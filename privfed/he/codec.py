@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privfed.errors import InvalidMessageError
-from privfed.he.params import CkksParams
+from privfed.he.params import CkksParams, word_bytes
+from privfed.he.product_params import ProductParams
 
 _LIMB_BITS = 30
 _LIMB = np.uint64((1 << _LIMB_BITS) - 1)
@@ -25,6 +26,8 @@ _PIECE = 1 << 14
 def quantise(values: ArrayLike, params: CkksParams, share: Fraction | None = None) -> tuple[NDArray[np.int64], int]:
     """Grid points of coordinates: share * value / bound * amplitude, rounded half to even, saturated at the bound.
 
+    Under `ProductParams` the bound is one on the Euclidean norm: what is longer is shortened to it first, all of it at once.
+
     Args:
         values: Coordinates, finite, of any shape. Private.
         params: Bound and amplitude.
@@ -33,7 +36,7 @@ def quantise(values: ArrayLike, params: CkksParams, share: Fraction | None = Non
 
     Returns:
         Grid points of the same shape, and how many coordinates were beyond the bound. Both private: the count tells how
-        large the data was, so keep it local.
+        large the data was, so keep it local. If the norm was beyond the bound, all were.
 
     Raises:
         ValueError: If a value is NaN or infinite, or the share is missing, out of its range, or not for these parameters. The
@@ -51,8 +54,10 @@ def quantise(values: ArrayLike, params: CkksParams, share: Fraction | None = Non
     if share is not None and not 0 < share <= Fraction(1, 2):
         raise ValueError(f"expected a share above 0 and at most 1/2, got {share}; nothing was quantised")
     array = np.asarray(values, dtype=np.float64)
-    flat, factor = array.reshape(-1), float(params.amplitude * (share or 1))
-    grid, saturated = np.empty(flat.size, np.int64), 0
+    flat, factor, saturated = array.reshape(-1), float(params.amplitude * (share or 1)), 0
+    if isinstance(params, ProductParams):
+        flat, saturated = params.shortened(flat)
+    grid = np.empty(flat.size, np.int64)
     # A piece at a time stays in the cache of the processor: many passes over all of a large update would not.
     for start in range(0, flat.size, _PIECE):
         piece = flat[start : start + _PIECE]
@@ -189,11 +194,19 @@ def weighted_words(pairs: Iterable[tuple[int, NDArray[np.uint64]]], params: Ckks
 
 
 def pack_words(words: NDArray[np.uint64], params: CkksParams, *, behind: bytes = b"") -> bytes:
-    """Little-endian words of `word_bytes` bytes each, and what comes behind them. Every word must be below the modulus."""
-    end = words.size * params.word_bytes
+    """Little-endian words, each of the bytes that its modulus needs, and what comes behind them. Every word must be below its modulus."""
+    if len(params.moduli) == 1:
+        return _pack(words, params.word_bytes, behind)
+    rows = words.reshape(-1, len(params.moduli), params.poly_modulus_degree)
+    parts = (_pack(row, word_bytes(prime)) for polynomial in rows for prime, row in zip(params.moduli, polynomial, strict=True))
+    return b"".join((*parts, behind))
+
+
+def _pack(words: NDArray[np.uint64], width: int, behind: bytes = b"") -> bytes:
+    end = words.size * width
     packed = bytearray(end + max(8, len(behind)))
     # Each word overwrites the zeros that the one before it has left behind its bytes.
-    _overlapping(packed, words.size, params)[:] = words
+    _overlapping(packed, words.size, width)[:] = words
     packed[end:] = behind
     return bytes(packed)
 
@@ -202,18 +215,34 @@ def unpack_words(data: bytes, params: CkksParams) -> NDArray[np.uint64]:
     """The words that `pack_words` packed.
 
     Raises:
-        InvalidMessageError: If the length is not a multiple of the word size, or a word is not below the modulus.
+        InvalidMessageError: If the length is not a multiple of the word size, or of the size of a polynomial where there are several
+            primes, or a word is not below its modulus.
     """
-    if len(data) % params.word_bytes:
+    if len(params.moduli) == 1:
+        return _unpack(data, params.modulus)
+    if len(data) % params.polynomial_bytes:
+        raise InvalidMessageError
+    parts, start = list[NDArray[np.uint64]](), 0
+    while start < len(data):
+        for prime in params.moduli:
+            stop = start + params.poly_modulus_degree * word_bytes(prime)
+            parts.append(_unpack(data[start:stop], prime))
+            start = stop
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+
+
+def _unpack(data: bytes, modulus: int) -> NDArray[np.uint64]:
+    width = word_bytes(modulus)
+    if len(data) % width:
         raise InvalidMessageError
     packed = bytearray(len(data) + 8)
     packed[: len(data)] = data
-    words = _overlapping(packed, len(data) // params.word_bytes, params) & np.uint64((1 << 8 * params.word_bytes) - 1)
-    if (words >= params.modulus).any():
+    words = _overlapping(packed, len(data) // width, width) & np.uint64((1 << 8 * width) - 1)
+    if (words >= modulus).any():
         raise InvalidMessageError
     return words
 
 
-def _overlapping(packed: bytearray, count: int, params: CkksParams) -> NDArray[np.uint64]:
+def _overlapping(packed: bytearray, count: int, width: int) -> NDArray[np.uint64]:
     """Eight bytes at the place of each packed word: a view, of which several words share bytes, from front to back."""
-    return np.ndarray((count,), "<u8", packed, strides=(params.word_bytes,))
+    return np.ndarray((count,), "<u8", packed, strides=(width,))

@@ -171,7 +171,7 @@ class CkksParams:
         if weight_sum is None:
             raise ValueError(f"expected the number of clients for the profile {profile.name!r}, in which they pre-scale")
         degree, modulus = profile.poly_modulus_degree, _seal_public.prime(profile.poly_modulus_degree, profile.modulus_bits)
-        few = (clients or 1) * _EXPANSION_SECONDS_PER_WORD < _word_bytes(modulus) * _LINE_SECONDS_PER_BYTE
+        few = (clients or 1) * _EXPANSION_SECONDS_PER_WORD < word_bytes(modulus) * _LINE_SECONDS_PER_BYTE
         for guard_bits in range(1, profile.modulus_bits):
             room = (modulus // 2 - 2 ** (guard_bits - 1)) // 2**guard_bits
             amplitude = min(room - weight_sum // 2 if prescaled else room // weight_sum, _LARGEST_AMPLITUDE)
@@ -286,9 +286,14 @@ class CkksParams:
         return worst_case_noise(self.poly_modulus_degree, self.weight_sum, self.guard_bits, self.largest_sum, slots=self.slots)
 
     @property
+    def moduli(self) -> tuple[int, ...]:
+        """The primes whose product is the modulus: a coefficient has a word for each."""
+        return (self.modulus,)
+
+    @property
     def word_bytes(self) -> int:
         """Bytes of one packed word: as many as the modulus needs."""
-        return _word_bytes(self.modulus)
+        return word_bytes(self.modulus)
 
     @property
     def polynomial_bytes(self) -> int:
@@ -333,7 +338,8 @@ class CkksParams:
         return state.digest()
 
 
-def _word_bytes(modulus: int) -> int:
+def word_bytes(modulus: int) -> int:
+    """Bytes of one packed word below a modulus: as many as the modulus needs."""
     return (modulus.bit_length() + 7) // 8
 
 

@@ -28,6 +28,8 @@ from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive
 from privfed.he.additive import CkksVector, SeededSum, check_coefficients
 from privfed.he.codec import gather, pack_words, spread, unpack_words
 from privfed.he.params import FRESH_NOISE_VARIANCE, KEY_ID_BYTES, SEED_BYTES, CkksParams, transform_roundoff
+from privfed.he.product_params import ProductParams
+from privfed.he.sketch import arranged, restored
 from privfed.he.tags import TAG_SECRET_BYTES, TagKey, Tags
 from privfed.update import Layout
 
@@ -214,6 +216,8 @@ def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_k
     ring_key = round_key._take()  # pyright: ignore[reportPrivateUsage]
     tag_key = round_key._tag_key  # pyright: ignore[reportPrivateUsage]
     chunks, size = list[bytes](), params.chunk_coordinates * _CHUNKS_AT_ONCE
+    if isinstance(params, ProductParams) and params.sketch:
+        grid = arranged(grid, seed=round_key.key_id)
 
     def encrypted() -> Iterator[NDArray[np.uint64]]:
         """Encrypts a few chunks at a time, and hands on the words that the tags cover."""
@@ -308,7 +312,8 @@ def open_sum(vector: CkksVector, round_key: RoundKey, *, coefficients: Sequence[
         opened[index * size : (index + 1) * size] = points.astype(np.int64)
     if opened[vector.layout.size :].any():
         raise DecryptionError("the last chunk does not end where the layout does: corrupted, or another layout; nothing was opened")
-    return opened[: vector.layout.size]
+    grid_sum = opened[: vector.layout.size]
+    return restored(grid_sum, seed=vector.key_id) if isinstance(params, ProductParams) and params.sketch else grid_sum
 
 
 def _is_residual_of(residual: NDArray[np.float64], coefficients: Sequence[int], params: CkksParams) -> bool:

@@ -3,7 +3,8 @@
 All clients derive secret random numbers r for the round, of 32 bits, one for each word of a ciphertext: the key stream of AES-256 in
 counter mode (NIST SP 800-38A, section 6.5), under a key of the round. The tag of an upload is the inner product <r, words> modulo the
 prime; the tag of a sum is the same sum of the tags. Who does not know r, and changes even one word of a sum, meets the tag with a
-probability of at most 2^-31. There are four tags with their own r, so 2^-124. Uploads carry their tags sealed: the server sees neither
+probability of at most 2^-31. There are four tags with their own r, so 2^-124. Where a ciphertext has two primes, two tags are of the words
+of each, so 2^-62. Uploads carry their tags sealed: the server sees neither
 r nor a tag, and no verdict but "abort".
 
 Where sums travel as seeds, the tags cover c0, and the seeds, from which c1 follows, are sealed with them as a digest. Elsewhere the
@@ -73,21 +74,30 @@ class TagKey(Secret):
             chunks: Words below the modulus of each chunk in its order, of any number that is the same for uploads and sums.
             seeds: Digest of the seeds of an upload.
         """
-        sums, stream = np.zeros((2 * TAGS, _LIMBS), np.uint64), _key_stream(self._random)
+        primes = len(self._params.moduli)
+        rows, stream = 2 * TAGS // primes, _key_stream(self._random)
+        sums = np.zeros((primes, rows, _LIMBS), np.uint64)
         for words in chunks:
-            halves = np.frombuffer(stream(TAGS * _RANDOM_BYTES * words.size), "<u2").reshape(2 * TAGS, words.size).astype(np.float64)
-            limbs = words.astype("<u8", copy=False).view("<u2").reshape(words.size, _LIMBS).astype(np.float64)
-            sums += (halves @ limbs).astype(np.uint64)
+            by_prime = [words] if primes == 1 else [*words.reshape(-1, primes, self._params.poly_modulus_degree).swapaxes(0, 1)]
+            for index, part in enumerate(by_prime):
+                halves = np.frombuffer(stream(rows * _RANDOM_BYTES // 2 * part.size), "<u2").reshape(rows, part.size).astype(np.float64)
+                limbs = part.astype("<u8").reshape(-1).view("<u2").reshape(part.size, _LIMBS).astype(np.float64)
+                sums[index] += (halves @ limbs).astype(np.uint64)
         total = [0] * TAGS
-        for row, values in enumerate(sums.tolist()):
+        for row, values in enumerate(sums.reshape(2 * TAGS, _LIMBS).tolist()):
             total[row // 2] += sum(value << _LIMB_BITS * (row % 2 + limb) for limb, value in enumerate(values))
-        return Tags(values=tuple(value % self._params.modulus for value in total), seeds=seeds)
+        return Tags(values=self._reduced(total), seeds=seeds)
 
     def combine(self, tags: Sequence[Tags], coefficients: Sequence[int]) -> Tags:
         """Tags that a sum with these coefficients has."""
         columns = zip(*(upload.values for upload in tags), strict=True)
         sums = (sum(coefficient * value for coefficient, value in zip(coefficients, column, strict=True)) for column in columns)
-        return Tags(values=tuple(value % self._params.modulus for value in sums))
+        return Tags(values=self._reduced(sums))
+
+    def _reduced(self, values: Iterable[int]) -> tuple[int, ...]:
+        """Each tag modulo the prime of the words that it covers."""
+        moduli = self._params.moduli
+        return tuple(value % moduli[index * len(moduli) // TAGS] for index, value in enumerate(values))
 
     def seal(self, tags: Tags, *, sender: str) -> bytes:
         """Encrypts and authenticates the tags of an upload, 92 bytes, under a key of the sender's own for this round."""

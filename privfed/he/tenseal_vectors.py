@@ -70,7 +70,7 @@ def decode_sum(data: bytes, *, layout: Layout, params: CkksParams, key_id: bytes
 
 
 def _with_slots(params: CkksParams) -> CkksParams:
-    if not params.slots:
+    if not params.slots or len(params.moduli) > 1:
         raise ValueError("expected parameters with slots, for example CkksParams.compatible; TenSEAL knows no others")
     return params
 

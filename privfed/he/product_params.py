@@ -1,0 +1,205 @@
+"""Parameters under which ciphertexts can be multiplied once: for rounds that score updates by their inner products.
+
+A round under them takes one upload per client. Inner products *and* the sum come from those ciphertexts, so what is scored is what is
+summed. An update is shortened to a public bound on its Euclidean norm and quantised to integers g; a slot holds V g / amplitude for a
+V of 2^49, and the product of two slots is below 2^98, with a modulus of 2^100.
+
+The inner product of two updates is the sum of the slots of the product of their ciphertexts, and the sum of all slots of a polynomial
+is N / 2 times its constant coefficient. All other coefficients are masked (`he.product`), so they may wrap around: only the
+constant one must not.
+"""
+
+import hashlib
+import math
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privfed.errors import InsufficientCapacityError
+from privfed.he import _seal_public
+from privfed.he.params import FRESH_NOISE, CkksParams, word_bytes
+from privfed.he.profiles import Profile
+
+# Sums of coefficients up to 2^10, and the fewest guard bits that take their noise; then as fine a grid as the products have room for
+# with 13 bits to spare.
+_WEIGHT_SUM, _GUARD_BITS, _AMPLITUDE = 2**10, 29, 2**20 - 1
+_SCALAR_BITS = 30
+_SMALLEST_BOUND, _LARGEST_BOUND = 2.0**-256, 2.0**256
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductParams(CkksParams):
+    """Parameters of a session whose rule looks at inner products. Public; made by `exact` or `sketched`.
+
+    A ring of degree 8192 with primes of 60 and 40 bits, at 256 bits of security by SEAL's table, and 26 bytes up per parameter. The sum
+    is exact on its grid, as under `CkksParams`: the two inequalities there are proven here for coefficients up to 1024 in sum.
+
+    Args:
+        sketch: Whether inner products are those of sketches of 4096 numbers (`he.sketch`), for long updates: one multiplication per pair.
+
+    The bound is one on the Euclidean norm of an update, not on a coordinate; a longer update is shortened. All other numbers are those of
+    the one set of parameters that there is.
+
+    Raises:
+        ValueError: If a number is another one, or the bound is out of its range.
+
+    Example:
+        >>> params = ProductParams.exact(bound=2.0)
+        >>> params.amplitude, params.guard_bits, params.fresh_chunk_bytes / params.chunk_coordinates
+        (1048575, 29, 26.015625)
+    """
+
+    sketch: bool
+
+    def __post_init__(self) -> None:
+        ring = _seal_public.product_ring()
+        expected: dict[str, int | bool] = {
+            "poly_modulus_degree": ring.poly_modulus_degree,
+            "modulus": ring.modulus,
+            "weight_sum": _WEIGHT_SUM,
+            "guard_bits": _GUARD_BITS,
+            "amplitude": _AMPLITUDE,
+            "prescaled": False,
+            "slots": True,
+            "seeded_sums": False,
+        }
+        for name, value in expected.items():
+            if type(getattr(self, name)) is not type(value) or getattr(self, name) != value:
+                raise ValueError(f"expected {name}={value} of parameters for products, got {getattr(self, name)!r}")
+        if type(self.sketch) is not bool:
+            raise ValueError(f"expected sketch to be True or False, got {self.sketch!r}")
+        object.__setattr__(self, "bound", float(self.bound))
+        if not _SMALLEST_BOUND <= self.bound <= _LARGEST_BOUND:
+            raise ValueError(f"expected bound from 2^-256 to 2^256, got {self.bound!r}")
+        fits = (
+            self.noise < 2 ** (self.guard_bits - 1)
+            and 2 * (2**self.guard_bits * self.largest_sum + math.ceil(self.noise)) < self.modulus
+            and self.largest_constant < self.modulus // 2
+        )
+        if not fits:
+            raise InsufficientCapacityError("sums or inner products do not fit into the modulus; nothing was encrypted")
+
+    @classmethod
+    def _of(cls, *, bound: float, sketch: bool) -> Self:
+        ring = _seal_public.product_ring()
+        return cls(
+            poly_modulus_degree=ring.poly_modulus_degree,
+            modulus=ring.modulus,
+            weight_sum=_WEIGHT_SUM,
+            guard_bits=_GUARD_BITS,
+            amplitude=_AMPLITUDE,
+            bound=bound,
+            prescaled=False,
+            slots=True,
+            seeded_sums=False,
+            sketch=sketch,
+        )
+
+    @classmethod
+    def exact(cls, *, bound: float = 1.0) -> Self:
+        """Inner products of whole updates: a multiplication for each pair and each 4096 coordinates."""
+        return cls._of(bound=bound, sketch=False)
+
+    @classmethod
+    def sketched(cls, *, bound: float = 1.0) -> Self:
+        """Inner products of sketches, for long updates: about 1.6 % of the product of the norms off, by chance (`he.sketch`)."""
+        return cls._of(bound=bound, sketch=True)
+
+    @classmethod
+    def standard(cls, *, bound: float = 1.0) -> Self:
+        """The same as `exact`."""
+        return cls.exact(bound=bound)
+
+    @classmethod
+    def from_profile(cls, profile: Profile, *, bound: float, clients: int | None = None) -> Self:  # noqa: ARG003
+        """There are no profiles of products.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"expected ProductParams.exact or ProductParams.sketched: the profile {profile.name!r} is one of sums alone")
+
+    @property
+    def moduli(self) -> tuple[int, ...]:
+        """The two primes whose product is the modulus."""
+        return _seal_public.product_ring().moduli
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of the words of one coefficient, one for each prime."""
+        return sum(word_bytes(prime) for prime in self.moduli)
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of the masked product of one pair: three packed polynomials."""
+        return 3 * self.polynomial_bytes
+
+    @property
+    def largest_constant(self) -> int:
+        """Constant coefficient of the product of two updates as long as the bound, with their noise and a mask's.
+
+        In terms of a square of norms: by Cauchy and Schwarz it is 2 / N times at most the product of the two norms.
+        """
+        longest = (self.amplitude + math.isqrt(2**40) // 2 + 1) * 2**self.guard_bits
+        return 4 * (longest**2 // (self.poly_modulus_degree // 2) + 1)
+
+    @property
+    def scalar_step(self) -> float:
+        """Distance between two values of an opened inner product: bound^2 / 2^30. What is opened is rounded to it."""
+        return self.bound**2 / 2**_SCALAR_BITS
+
+    @property
+    def scalars_per_square(self) -> int:
+        """How many steps of an opened inner product make the square of the bound."""
+        return 2**_SCALAR_BITS
+
+    @property
+    def constant_per_scalar(self) -> float:
+        """Constant coefficient of the product of two updates whose inner product is one `scalar_step`."""
+        square = (self.amplitude * 2**self.guard_bits) ** 2
+        return square / (self.poly_modulus_degree // 2) / self.scalars_per_square
+
+    def scalar_error(self, size: int) -> float:
+        """Largest absolute error of an opened inner product of two quantised updates within the bound, sketches aside.
+
+        The mask adds noise of up to one step, and the rounding half of one. The error of a fresh ciphertext is at most b = 21.5 per
+        coefficient; against a chunk of norm v over its slots, whose coefficients have a norm of sqrt(2 / N) v, it weighs at most
+        b sqrt(N) sqrt(2 / N) v in the constant coefficient. So over m chunks of two updates of at most V, by Cauchy and Schwarz,
+        the sum of slots is off by at most N / 2 (2 sqrt(2) b sqrt(m) V + m N b^2).
+
+        Args:
+            size: Number of coordinates of an update.
+        """
+        chunks, degree, worst = -(-size // self.chunk_coordinates), self.poly_modulus_degree, FRESH_NOISE + 0.5
+        longest = self.amplitude * 2.0**self.guard_bits
+        noise = degree / 2 * (2 * math.sqrt(2 * chunks) * worst * longest + chunks * degree * worst**2) / longest**2
+        return 1.5 * self.scalar_step + noise * self.bound**2
+
+    def shortened(self, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
+        """An update of at most the bound, and how many coordinates changed: all or none. Both private.
+
+        Args:
+            values: Coordinates, of shape (n,). What is not finite stays for the caller to refuse.
+        """
+        norm = float(np.linalg.norm(values))
+        if not self.bound < norm < math.inf:
+            return values, 0
+        return values * (self.bound / norm), values.size
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over every parameter and the major and minor version of SEAL and TenSEAL, 32 bytes."""
+        state = hashlib.sha256(b"privfed product parameters v1")
+        for prime in self.moduli:
+            state.update(prime.to_bytes(8, "big"))
+        for value in (self.poly_modulus_degree, self.weight_sum, self.guard_bits, self.amplitude, self.scalars_per_square):
+            state.update(value.to_bytes(8, "big"))
+        state.update(bytes([self.sketch]) + struct.pack(">d", self.bound))
+        for version in (_seal_public.seal_version(), _seal_public.tenseal_version()):
+            minor = ".".join(version.split(".")[:2]).encode()
+            state.update(len(minor).to_bytes(1, "big") + minor)
+        return state.digest()
