@@ -93,9 +93,9 @@ def open_own_products(
     params = first.params
     if not isinstance(params, ProductParams):
         raise ParametersMismatchError("the uploads cannot be multiplied under their parameters; nothing was opened")
+    if any(upload.params != params or upload.layout != first.layout for upload in uploads):
+        raise ParametersMismatchError("the uploads have different parameters or layouts; nothing was opened")
     for upload in uploads:
-        if upload.params != params or upload.layout != first.layout:
-            raise ParametersMismatchError("the uploads have different parameters or layouts; nothing was opened")
         _check_key(params, upload.key_id, round_key)
     every = list(
         unmasked_products(
