@@ -7,21 +7,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
+from typing import ClassVar, Literal, TypeAlias
 
 from privfed.aggregation.linear import check_weight
 from privfed.aggregation.private_weights import PrivateWeights
-from privfed.aggregation.rules import FedAvg, Rule, WeightRule
+from privfed.aggregation.rules import CumulativeRule, FedAvg, Rule, WeightRule
 from privfed.aggregation.weighting import Weighting
 from privfed.dp.entries import is_population
 from privfed.dp.silo import SiloNoise
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
+from privfed.he.product_params import ProductParams
 from privfed.identity import PublicIdentity, Roster
 from privfed.update import Layout, effective_clients
 
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
-_PARAMS_FIELDS = tuple(field.name for field in fields(CkksParams))
 _SILO_FIELDS = tuple(field.name for field in fields(SiloNoise))
 
 
@@ -32,6 +33,8 @@ class OpeningPolicy:
     Args:
         min_clients: Fewest clients with a positive coefficient. At least 2: an aggregate of one client is its update.
         max_share: Largest share of one client in the sum of the coefficients, above 0 and below 1.
+        min_effective_clients: Smallest effective number of clients, (sum c)^2 / sum c^2, of coefficients that a rule chose after it saw
+            inner products of the updates. At least 1. Agreed weights are not held to it.
 
     Raises:
         ValueError: If a value is out of its range.
@@ -42,12 +45,15 @@ class OpeningPolicy:
 
     min_clients: int = 3
     max_share: float = 0.75
+    min_effective_clients: float = 2.0
 
     def __post_init__(self) -> None:
         if type(self.min_clients) is not int or not 2 <= self.min_clients < 2**32:
             raise ValueError(f"expected min_clients to be a whole number from 2, below 2^32, got {self.min_clients!r}")
         if not isinstance(self.max_share, float) or not 0 < self.max_share < 1:
             raise ValueError(f"expected max_share between 0 and 1, got {self.max_share!r}")
+        if not isinstance(self.min_effective_clients, float) or not 1 <= self.min_effective_clients < 2**32:
+            raise ValueError(f"expected min_effective_clients from 1, below 2^32, got {self.min_effective_clients!r}")
 
     def check(self, coefficients: Mapping[str, int]) -> None:
         """Refuses coefficients under which an opening would show too much of one client.
@@ -69,6 +75,78 @@ class OpeningPolicy:
                 f"({effective_clients(positive):.2f} effective clients); nothing was opened"
             )
 
+    def check_chosen(self, coefficients: Mapping[str, int]) -> None:
+        """Refuses coefficients that a rule chose after it saw inner products, if they would show too much of one client.
+
+        Raises:
+            OpeningRefusedError: As `check`; or if too few clients are effective.
+        """
+        self.check(coefficients)
+        effective = effective_clients(tuple(coefficients.values()))
+        if effective < self.min_effective_clients:
+            raise OpeningRefusedError(
+                f"the rule leaves {effective:.2f} effective clients, the policy demands {self.min_effective_clients:g}; nothing was opened"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedRule:
+    """A rule that looks at inner products, known by its name alone. It is all that a server needs of it: it chooses nothing.
+
+    Args:
+        name: Canonical name.
+        needs_reference: Whether it looks at a reference.
+    """
+
+    needs_gram: ClassVar[Literal[True]] = True
+
+    name: str
+    needs_reference: bool
+
+
+AgreedRule: TypeAlias = Rule | CumulativeRule | NamedRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validator:
+    """Who provides the reference that a rule needs: a client whose upload is one, and counts nothing in the mean. Public.
+
+    The reference comes from data that are public, or for which a privacy ledger pays, and never from the server: who chooses a
+    reference at will learns from the scores who had which records. The commitment names the data before the session begins. It is
+    salted, so that it does not tell whether a guess of the data is right.
+
+    Args:
+        name: Its name in the roster.
+        commitment: 32 bytes, from `commit`.
+        public: Whether its data are public. Else it trains with differential privacy, on a ledger.
+
+    Raises:
+        ValueError: If the commitment is not 32 bytes.
+    """
+
+    name: str
+    commitment: bytes
+    public: bool
+
+    def __post_init__(self) -> None:
+        if type(self.commitment) is not bytes or len(self.commitment) != DIGEST_BYTES:
+            raise ValueError(f"expected a commitment of {DIGEST_BYTES} bytes, as Validator.commit makes it")
+
+    @staticmethod
+    def commit(data: bytes, *, salt: bytes) -> bytes:
+        """What a validator commits to: SHA-256 over a salt and its data, 32 bytes.
+
+        Args:
+            data: The records, in a form of the validator's own that an auditor can be shown. Private.
+            salt: 32 bytes from the operating system's generator, kept with the data. Private.
+
+        Raises:
+            ValueError: If the salt is not 32 bytes.
+        """
+        if len(salt) != DIGEST_BYTES:
+            raise ValueError(f"expected a salt of {DIGEST_BYTES} bytes, got {len(salt)}")
+        return hashlib.sha256(b"privfed reference data v1" + salt + hashlib.sha256(data).digest()).digest()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
@@ -88,13 +166,15 @@ class Agreement:
         silo: Noise that protects whole silos, which every client adds to its upload; None for none.
         private_weights: That clients keep their weights to themselves: then all of `weights` are 1, and the policy counts heads. None
             where the weights are public.
+        validator: Whose upload is the reference; for the rules that need one, and for no others.
 
     Raises:
         ValueError: If the session is not 16 bytes or the start not 32, a client has no weight, a population is not that of a client,
             or rule and parameters cannot express the weights; or as `Weighting`, if the noise is for another length of updates, or
             if there are public weights beside private ones.
-        UnsupportedInThisModeError: If the rule needs inner products, which these parameters cannot compute on ciphertexts; or as
-            `Weighting`, or if private weights meet silo noise, another rule than FedAvg, or clients that pre-scale.
+        UnsupportedInThisModeError: If the rule needs inner products, and the parameters are not `ProductParams` or there is silo noise;
+            or a reference, and there is no validator; or as `Weighting`, or if private weights meet silo noise, another rule than
+            FedAvg, or clients that pre-scale.
         OpeningRefusedError: If the policy would refuse even a round of all clients.
     """
 
@@ -104,11 +184,12 @@ class Agreement:
     layout: Layout
     start: bytes
     weights: Mapping[str, float]
-    rule: Rule
+    rule: AgreedRule
     policy: OpeningPolicy = field(default_factory=OpeningPolicy)
     populations: Mapping[str, str] = field(default_factory=dict[str, str])
     silo: SiloNoise | None = None
     private_weights: PrivateWeights | None = None
+    validator: Validator | None = None
 
     def __post_init__(self) -> None:
         if not (type(self.session) is type(self.start) is bytes):
@@ -132,7 +213,37 @@ class Agreement:
             raise ValueError(f"expected silo noise for updates of {self.layout.size} coordinates, got {self.silo.coordinates}")
         if self.private_weights is not None:
             self._check_private(self.private_weights)
+        self._check_scoring()
         self.coefficients(self.roster.names)
+
+    @property
+    def scored(self) -> bool:
+        """Whether the coefficients follow from inner products of the updates, and are known only after these were opened."""
+        return self.rule.needs_gram is True
+
+    def _check_scoring(self) -> None:
+        rule = self.rule
+        if rule.needs_gram is True:
+            if not isinstance(self.params, ProductParams):
+                raise UnsupportedInThisModeError(
+                    f"{rule.name} needs inner products of updates, and these parameters cannot multiply ciphertexts; no session was made; "
+                    "take ProductParams.exact, or the rule in the clear"
+                )
+            if self.silo is not None:
+                raise UnsupportedInThisModeError(
+                    f"{rule.name} needs inner products of updates, of which noise for whole silos allows none; no session was made"
+                )
+            if rule.needs_reference and self.validator is None:
+                raise UnsupportedInThisModeError(f"{rule.name} needs a reference, and there is no validator; no session was made")
+        if self.validator is not None:
+            if not (rule.needs_gram is True and rule.needs_reference):
+                raise ValueError(f"expected no validator beside {rule.name}, which needs no reference")
+            if self.validator.name not in self.roster.names:
+                raise ValueError(f"expected a validator of the roster, got {self.validator.name!r}")
+
+    def contributors(self, participants: Collection[str]) -> tuple[str, ...]:
+        """Those participants whose upload may count in the mean: all but the validator."""
+        return tuple(name for name in participants if self.validator is None or name != self.validator.name)
 
     def _check_private(self, private: PrivateWeights) -> None:
         if self.silo is not None or self.params.prescaled or not isinstance(self.rule, FedAvg):
@@ -150,7 +261,7 @@ class Agreement:
         return self.layout if self.private_weights is None else self.private_weights.layout(self.layout)
 
     def coefficients(self, participants: Collection[str]) -> dict[str, int]:
-        """The integer weights in the mean that a round of these participants must have, in roster order.
+        """The integer weights in the mean that a round of these participants must have, in roster order; zeros if they are `scored`.
 
         The server, every participant and every opener compute them here, each for itself. The policy is checked on these, whoever
         applies them: see `Weighting`.
@@ -162,6 +273,15 @@ class Agreement:
         strangers = sorted(set(participants) - self.weights.keys())
         if strangers or not participants:
             raise OpeningRefusedError(f"expected participants of the roster, got none or strangers {strangers}; nothing was opened")
+        if self.scored:
+            contributors = self.contributors(participants)
+            if self.validator is not None and len(contributors) == len(participants):
+                raise OpeningRefusedError(f"the reference of {self.validator.name!r} is missing; nothing was opened")
+            if len(contributors) < self.policy.min_clients:
+                raise OpeningRefusedError(
+                    f"{len(contributors)} clients contribute and the policy demands {self.policy.min_clients}; nothing was opened"
+                )
+            return {name: 0 for name in self.roster.names if name in participants}
         if self.silo is not None:
             self.silo.check_arrivals(participants)
         coefficients = self.weighting.coefficients(participants)
@@ -175,18 +295,18 @@ class Agreement:
 
     @property
     def _weight_rule(self) -> WeightRule:
-        if self.rule.needs_gram is True:
-            raise UnsupportedInThisModeError(
-                f"{self.rule.name} needs inner products of updates, and these parameters cannot multiply ciphertexts; "
-                "no session was made; take FedAvg, or use the rule in the clear"
-            )
-        return self.rule
+        # Coefficients of scored rounds do not follow from the weights. Who multiplies, and that nobody pre-scales, is as with FedAvg.
+        return FedAvg() if self.rule.needs_gram is True else self.rule
 
     @cached_property
     def parts(self) -> Mapping[str, bytes]:
         """SHA-256 of each part, 32 bytes, by name in the order of the wire header: what differs can be named."""
         weights = b"".join(struct.pack(">d", float(weight)) for weight in self.weights.values())
-        policy = struct.pack(">Qd", self.policy.min_clients, self.policy.max_share)
+        policy = struct.pack(">Qdd", self.policy.min_clients, self.policy.max_share, self.policy.min_effective_clients)
+        rule = self.rule.name.encode()
+        if self.validator is not None:
+            name = self.validator.name.encode()
+            rule += b"\0" + len(name).to_bytes(4, "big") + name + self.validator.commitment + bytes([self.validator.public])
         populations = json.dumps(list(self.populations.items())).encode()
         silo = b"none" if self.silo is None else self.silo.digest
         private = b"none" if self.private_weights is None else struct.pack(">Q", self.private_weights.largest)
@@ -197,8 +317,8 @@ class Agreement:
                 "layout": self.layout.digest,
                 "start": self.start,
                 "weights": hashlib.sha256(b"privfed weights v1" + weights).digest(),
-                "rule": hashlib.sha256(b"privfed rule v1" + self.rule.name.encode()).digest(),
-                "policy": hashlib.sha256(b"privfed policy v1" + policy).digest(),
+                "rule": hashlib.sha256(b"privfed rule v1" + rule).digest(),
+                "policy": hashlib.sha256(b"privfed policy v2" + policy).digest(),
                 "populations": hashlib.sha256(b"privfed populations v1" + populations).digest(),
                 "silo noise": hashlib.sha256(b"privfed silo noise v1" + silo).digest(),
                 "private weights": hashlib.sha256(b"privfed private weights v1" + private).digest(),
@@ -211,7 +331,7 @@ class Agreement:
         return hashlib.sha256(b"privfed agreement v1" + self.session + b"".join(self.parts.values())).digest()
 
 
-# Rules that a written agreement may name. Those that look at inner products are not among them: see `Agreement`.
+# Rules that a written agreement may name in full. Of those that look at inner products a reader has the name: see `NamedRule`.
 _WRITTEN_RULES: tuple[WeightRule, ...] = (FedAvg(),)
 
 
@@ -223,15 +343,23 @@ def encode_agreement(agreement: Agreement) -> str:
         {
             "session": agreement.session.hex(),
             "parties": parties,
-            "params": {field: getattr(params, field) for field in _PARAMS_FIELDS},
+            "params": {field.name: getattr(params, field.name) for field in fields(params)},
             "layout": {"names": agreement.layout.names, "shapes": agreement.layout.shapes},
             "start": agreement.start.hex(),
             "weights": dict(agreement.weights),
             "rule": agreement.rule.name,
-            "policy": {"min_clients": policy.min_clients, "max_share": policy.max_share},
+            "scored": {"needs_reference": agreement.rule.needs_reference} if agreement.rule.needs_gram is True else None,
+            "policy": {field.name: getattr(policy, field.name) for field in fields(policy)},
             "populations": dict(agreement.populations),
             "silo": None if silo is None else {field: getattr(silo, field) for field in _SILO_FIELDS} | {"weights": dict(silo.weights)},
             "private_weights": None if agreement.private_weights is None else agreement.private_weights.largest,
+            "validator": None
+            if agreement.validator is None
+            else {
+                "name": agreement.validator.name,
+                "commitment": agreement.validator.commitment.hex(),
+                "public": agreement.validator.public,
+            },
         }
     )
 
@@ -244,19 +372,26 @@ def decode_agreement(text: str) -> Agreement:
     """
     try:
         terms = json.loads(text)
+        kind = ProductParams if "sketch" in terms["params"] else CkksParams
+        scored, validator = terms["scored"], terms["validator"]
         parties = [PublicIdentity(name=party["name"], public_key=bytes.fromhex(party["public_key"])) for party in terms["parties"]]
         return Agreement(
             session=bytes.fromhex(terms["session"]),
             roster=Roster(server=parties[0], clients=tuple(parties[1:])),
-            params=CkksParams(**terms["params"]),
+            params=kind(**terms["params"]),
             layout=Layout(names=tuple(terms["layout"]["names"]), shapes=tuple(tuple(shape) for shape in terms["layout"]["shapes"])),
             start=bytes.fromhex(terms["start"]),
             weights=terms["weights"],
-            rule=next(rule for rule in _WRITTEN_RULES if rule.name == terms["rule"]),
+            rule=next(rule for rule in _WRITTEN_RULES if rule.name == terms["rule"])
+            if scored is None
+            else NamedRule(name=terms["rule"], needs_reference=scored["needs_reference"]),
             policy=OpeningPolicy(**terms["policy"]),
             populations=terms["populations"],
             silo=None if terms["silo"] is None else SiloNoise(**terms["silo"]),
             private_weights=None if terms["private_weights"] is None else PrivateWeights(largest=terms["private_weights"]),
+            validator=None
+            if validator is None
+            else Validator(name=validator["name"], commitment=bytes.fromhex(validator["commitment"]), public=validator["public"]),
         )
     except (KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError, RecursionError) as error:
         raise ValueError("expected an agreement as encode_agreement writes it, got something else") from error

@@ -5,13 +5,16 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from privfed.aggregation.private_weights import PrivateWeights
-from privfed.aggregation.rules import CumulativeRule, FedAvg, PlaintextRule, Rule, WeightRule
-from privfed.agreement import OpeningPolicy
+from privfed.aggregation.robust import CenteredClipping
+from privfed.aggregation.rules import CumulativeRule, FedAvg, MultiKrum, PlaintextRule, Rule
+from privfed.agreement import OpeningPolicy, Validator
 from privfed.client import Client
 from privfed.dp.silo import SiloNoise
 from privfed.errors import UnsupportedInThisModeError
 from privfed.he.params import CkksParams
+from privfed.he.product_params import ProductParams
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
+from privfed.training.mechanism import DpSgd
 from privfed.training.objective import Correction
 from privfed.training.scaffold import Scaffold
 
@@ -43,13 +46,16 @@ class Consortium:
         silo: Noise with which every client protects itself as a whole, beside what training does for its records. Every client needs a
             ledger with a `silo_budget`.
         private_weights: That the weights of the clients stay with them; whole numbers up to a largest one. The policy then counts heads.
+        validator: The client whose upload is the reference of a rule that needs one. It counts nothing in the mean, and its data are
+            public or it trains with `DpSgd`.
 
     Raises:
         TypeError: If the clients or the keys are of another kind.
         ValueError: If there is no client, or two have the same name; or if there is silo noise and a client has another weight than it
             was made for, or no ledger with a budget for it; or if a private weight is no whole number up to the largest one.
-        UnsupportedInThisModeError: If the rule needs inner products of updates, or the updates, and these are encrypted; if it
-            needs a reference; or as `Scaffold.check`; or if silo noise meets anything but encrypted FedAvg without SCAFFOLD,
+        UnsupportedInThisModeError: If the rule needs inner products of updates, these are encrypted, and the parameters are not
+            `ProductParams`; if it needs the updates, and these are encrypted; if it needs a reference and there is no validator; or as
+            `Scaffold.check`; or if silo noise meets anything but encrypted FedAvg without SCAFFOLD,
             or private weights anything but encrypted FedAvg without SCAFFOLD and silo noise.
     """
 
@@ -63,6 +69,7 @@ class Consortium:
     correction: Correction | Scaffold | None = None
     silo: SiloNoise | None = None
     private_weights: PrivateWeights | None = None
+    validator: Validator | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(self.clients))
@@ -81,9 +88,11 @@ class Consortium:
             self._check_silo(self.silo)
         if self.private_weights is not None:
             self._check_private_weights(self.private_weights)
+        if self.validator is not None:
+            self._check_validator(self.validator)
         if self.encrypted:
             _ = self.session_rule
-        elif not isinstance(self.rule, PlaintextRule) and self.rule.needs_gram is True and self.rule.needs_reference:
+        elif self._needs_reference and self.validator is None:
             raise UnsupportedInThisModeError(
                 f"{self.rule.name} needs a reference, which nobody in this consortium provides; nothing was started"
             )
@@ -93,6 +102,20 @@ class Consortium:
         if isinstance(self.keys, type) or not (isinstance(self.keys, Plaintext) or hasattr(self.keys, "round_key")):
             got = f"the class {self.keys.__name__}" if isinstance(self.keys, type) else type(self.keys).__name__
             raise TypeError(f"expected keys to be a SharedKey, as SharedKey.generate() makes it, or Plaintext(), got {got}")
+
+    @property
+    def _needs_reference(self) -> bool:
+        return not isinstance(self.rule, PlaintextRule) and self.rule.needs_gram is True and self.rule.needs_reference
+
+    def _check_validator(self, validator: Validator) -> None:
+        found = [client for client in self.clients if client.name == validator.name]
+        if not found or not self._needs_reference:
+            raise ValueError(f"expected a validator among the clients, and a rule that needs a reference, got {validator.name!r} with none")
+        if not validator.public and not isinstance(found[0].training, DpSgd):
+            raise ValueError(
+                f"expected the data of {validator.name!r} to be public, or DpSgd and a ledger that pays for them: scores tell of it; "
+                "nothing was started"
+            )
 
     def _check_silo(self, silo: SiloNoise) -> None:
         if not self.encrypted or not isinstance(self.rule, FedAvg) or isinstance(self.correction, Scaffold):
@@ -116,7 +139,7 @@ class Consortium:
             private.check(client.weight, name=client.name)
 
     @property
-    def session_rule(self) -> WeightRule:
+    def session_rule(self) -> Rule | CumulativeRule:
         """The rule, if a session can be held under it.
 
         Raises:
@@ -127,10 +150,26 @@ class Consortium:
                 f"{self.rule.name} needs to see every update; nothing was started; take Plaintext for a comparison run"
             )
         if self.rule.needs_gram is True:
-            raise UnsupportedInThisModeError(
-                f"{self.rule.name} needs inner products of updates, which SharedKey rounds cannot compute; nothing was started; "
-                "take FedAvg, or Plaintext for a comparison run"
-            )
+            if not isinstance(self.params, ProductParams):
+                raise UnsupportedInThisModeError(
+                    f"{self.rule.name} needs inner products of updates, which these parameters cannot compute; nothing was started; take "
+                    "ProductParams.exact, or FedAvg, or Plaintext for a comparison run"
+                )
+            if isinstance(self.rule, CenteredClipping):
+                raise UnsupportedInThisModeError(
+                    f"{self.rule.name} moves the model by a share of the reference, which nobody opens; nothing was started; take FLTrust"
+                )
+            if isinstance(self.rule, MultiKrum) and self.rule.keep < self.policy.min_clients:
+                raise UnsupportedInThisModeError(
+                    f"{self.rule.name} would open a mean of {self.rule.keep}, and the policy demands {self.policy.min_clients}; nothing "
+                    "was started; keep more updates"
+                )
+            if self.silo is not None:
+                raise UnsupportedInThisModeError(f"{self.rule.name} needs inner products, and silo noise allows none; nothing was started")
+            if self.rule.needs_reference and self.validator is None:
+                raise UnsupportedInThisModeError(
+                    f"{self.rule.name} needs a reference, which nobody in this consortium provides; nothing was started; name a validator"
+                )
         return self.rule
 
     @property

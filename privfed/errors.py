@@ -86,6 +86,11 @@ class CohortError(PrivFedError):
     """The participants of a round are not those that its policy demands."""
 
 
+@final
+class RoundSkippedError(CohortError):
+    """A rule found no weights under which the policy allows an opening; no aggregate was opened, and the model is as it was."""
+
+
 class OpeningRefusedError(PrivFedError):
     """An aggregate was not opened; nothing was decrypted."""
 

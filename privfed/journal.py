@@ -13,6 +13,8 @@ _COLUMNS = """
     attempt INTEGER NOT NULL,
     digest BLOB NOT NULL,
     approval BLOB,
+    products BLOB,
+    decision BLOB,
     aggregate BLOB,
     finished INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (session, round)
@@ -82,6 +84,50 @@ class Journal:
         with self._table.transaction() as connection:
             query = "SELECT 1 FROM rounds WHERE session = ? AND round = ? AND attempt = ?"
             return connection.execute(query, place).fetchone() is not None
+
+    def begin_products(self, context: RoundContext, digest: bytes, *, products: bytes) -> bytes | None:
+        """Records, before the decryption, that this party opens the inner products of a round: one set of them, once.
+
+        Args:
+            context: Session, round and attempt.
+            digest: 32 bytes of `RoundDigest.digest`.
+            products: SHA-256 of the whole products message.
+
+        Returns:
+            What `keep_decision` kept, if these products were opened before; None if they are to be opened now.
+
+        Raises:
+            AlreadyOpenedError: If the round is promised to another digest, other products were opened, or the round is finished.
+        """
+        place = (context.agreement.session, context.round)
+        with self._table.transaction() as connection:
+            self._claim(connection, context, digest)
+            begun, decision, finished = connection.execute(
+                "SELECT products, decision, finished FROM rounds WHERE session = ? AND round = ?", place
+            ).fetchone()
+            if finished or (begun is not None and begun != products):
+                raise AlreadyOpenedError(
+                    f"inner products of round {context.round} were already opened{'' if finished else ', and others than these'}; "
+                    "nothing was decrypted"
+                )
+            connection.execute("UPDATE rounds SET products = ? WHERE session = ? AND round = ?", (products, *place))
+        return decision
+
+    def keep_decision(self, context: RoundContext, decision: bytes) -> None:
+        """Keeps what this party made of the inner products of a round: the only coefficients under which it opens the aggregate."""
+        with self._table.transaction() as connection:
+            connection.execute(
+                "UPDATE rounds SET decision = ? WHERE session = ? AND round = ?", (decision, context.agreement.session, context.round)
+            )
+
+    def decision(self, context: RoundContext, digest: bytes) -> bytes | None:
+        """What `keep_decision` kept for exactly this digest; None if there is nothing."""
+        with self._table.transaction() as connection:
+            found: tuple[bytes | None] | None = connection.execute(
+                "SELECT decision FROM rounds WHERE session = ? AND round = ? AND attempt = ? AND digest = ?",
+                (context.agreement.session, context.round, context.attempt, digest),
+            ).fetchone()
+        return None if found is None else found[0]
 
     def begin(self, context: RoundContext, digest: bytes, *, aggregate: bytes) -> None:
         """Records, before the decryption, that this party opens one aggregate of a round.

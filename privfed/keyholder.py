@@ -3,12 +3,13 @@
 In `SharedKey` mode every client is its own key holder; the same class serves a separate one.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from privfed.agreement import RoundContext
 from privfed.approval import check_digest
-from privfed.digest import hash_abridged, hash_message, sealed_tags
+from privfed.decision import Decision
+from privfed.digest import RoundDigest, hash_abridged, hash_message, sealed_tags
 from privfed.errors import OpeningRefusedError, TamperedAggregateError
 from privfed.he.additive import CkksVector
 from privfed.he.codec import dequantise
@@ -50,6 +51,7 @@ class KeyHolder:
         self._journal = journal
         self._check_heads = check_heads
         self._opened: _Opened | None = None
+        self._decision: Decision | None = None
 
     def open(self, data: bytes) -> Aggregate[PlainVector]:
         """Verifies everything, records the opening, then decrypts.
@@ -66,7 +68,7 @@ class KeyHolder:
 
         Raises:
             OpeningRefusedError: If a participant did not approve, the coefficients or the rule are not the agreed ones, or the
-                policy does not allow the opening.
+                policy does not allow the opening; or, where a rule chooses the coefficients, if they are not those that this party found.
             TamperedAggregateError: If it is not the announced combination of the signed uploads.
             AlreadyOpenedError: If the round is promised to another digest, another aggregate was begun, or it is finished.
             DecryptionError: If it does not decrypt to grid points, or to no weights that the agreement allows.
@@ -78,22 +80,48 @@ class KeyHolder:
             missing = [name for name in digest.participants if name not in message.approved_by]
             raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
         check_digest(self._context, digest)
-        total = self._checked_sum(message)
+        final = self._decided(message)
+        total = self._checked_sum(message, final.by_name)
         if self._check_heads is not None:
             self._check_heads(message.heads)
-        opened = _Opened(aggregate=hash_message(data), digest=digest.digest(self._context), heads=message.heads)
-        self._journal.begin(self._context, opened.digest, aggregate=opened.aggregate)
+        opened = _Opened(aggregate=hash_message(data), digest=final.digest(self._context), heads=message.heads)
+        self._journal.begin(self._context, digest.digest(self._context), aggregate=opened.aggregate)
         agreement = self._context.agreement
-        grid_sum = open_sum(total, self._round_key, coefficients=agreement.weighting.multipliers(digest.coefficients))
+        grid_sum = open_sum(total, self._round_key, coefficients=self._multipliers(final.by_name))
         private = agreement.private_weights
-        if private is None:
+        if agreement.scored:
+            values = dequantise(grid_sum, sum(final.coefficients), agreement.params)
+        elif private is None:
             values = dequantise(grid_sum, agreement.weighting.divisor(digest.participants), agreement.params)
         else:
             values = private.mean(grid_sum, clients=len(digest.participants), params=agreement.params)
         self._opened = opened
-        return Aggregate(round=self._context.round, vector=PlainVector(layout=agreement.layout, values=values), coefficients=digest.by_name)
+        return Aggregate(round=self._context.round, vector=PlainVector(layout=agreement.layout, values=values), coefficients=final.by_name)
 
-    def _checked_sum(self, message: OpenableAggregate) -> CkksVector:
+    def _decided(self, message: OpenableAggregate) -> RoundDigest:
+        """The digest with the coefficients of the sum. Where a rule chose them, they are those that this party found itself."""
+        digest = message.digest
+        if not self._context.agreement.scored:
+            return digest
+        kept = self._journal.decision(self._context, digest.digest(self._context))
+        if kept is None:
+            raise OpeningRefusedError(
+                f"the inner products of round {self._context.round} were not opened here, so its coefficients are not known; nothing was "
+                "decrypted; open the products first"
+            )
+        decision = Decision.from_bytes(kept)
+        if not any(decision.coefficients.values()):
+            raise OpeningRefusedError(f"round {self._context.round} is skipped: no weights are allowed; nothing was decrypted")
+        if tuple(decision.coefficients.get(name) for name in digest.participants) != message.coefficients:
+            raise OpeningRefusedError("the aggregate has other coefficients than follow from the inner products; nothing was decrypted")
+        self._decision = decision
+        return replace(digest, coefficients=message.coefficients)
+
+    def _multipliers(self, coefficients: Mapping[str, int]) -> tuple[int, ...]:
+        """What the uploads in the sum were multiplied by: of a scored round, only those are in it that count."""
+        return self._context.agreement.weighting.multipliers([coefficient for coefficient in coefficients.values() if coefficient])
+
+    def _checked_sum(self, message: OpenableAggregate, coefficients: Mapping[str, int]) -> CkksVector:
         digest = message.digest
         # A participant approved the hash of its own upload, so the hash ties these tags to what it sent.
         if tuple(hash_abridged(upload) for upload in message.uploads) != digest.upload_hashes:
@@ -101,8 +129,10 @@ class KeyHolder:
         return check_sum(
             message.total,
             self._round_key,
-            sealed_tags={name: sealed_tags(upload) for name, upload in zip(digest.participants, message.uploads, strict=True)},
-            coefficients=self._context.agreement.weighting.multipliers(digest.coefficients),
+            sealed_tags={
+                name: sealed_tags(upload) for name, upload in zip(digest.participants, message.uploads, strict=True) if coefficients[name]
+            },
+            coefficients=self._multipliers(coefficients),
         )
 
     @property
@@ -113,6 +143,11 @@ class KeyHolder:
             OpeningRefusedError: If nothing was opened here.
         """
         return self._what_was_opened().digest
+
+    @property
+    def decision(self) -> Decision | None:
+        """What this party made of the inner products of what was opened; None where coefficients were agreed."""
+        return self._decision
 
     @property
     def heads(self) -> SignedHeads:

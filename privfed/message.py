@@ -45,9 +45,11 @@ class Kind(IntEnum):
     APPROVAL = 4
     AGGREGATE = 5
     ABORT = 6
+    PRODUCTS = 16
+    COEFFICIENTS = 17
 
 
-_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE)
+_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS)
 
 
 class Reader:

@@ -7,14 +7,16 @@ error; and each upload was paid for in its owner's ledger before training began.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Protocol
 
 from privfed.agreement import RoundContext
-from privfed.errors import BudgetExceededError, CohortError, ModelMismatchError, PrivFedError
+from privfed.decision import Decision, Fallback
+from privfed.errors import BudgetExceededError, CohortError, ModelMismatchError, PrivFedError, RoundSkippedError
 from privfed.keyholder import KeyHolder
+from privfed.scorer import Scorer
 from privfed.session import ClientSession
 from privfed.update import Aggregate, PlainVector, effective_clients
 
@@ -40,6 +42,9 @@ class RoundServer(Protocol):
     def receive_upload(self, data: bytes) -> str: ...
     def close(self) -> bytes: ...
     def receive_approval(self, data: bytes) -> str: ...
+    def products(self) -> bytes: ...
+    def receive_coefficients(self, data: bytes) -> str: ...
+    def coefficients(self) -> Mapping[str, int]: ...
     def aggregate(self) -> bytes: ...
     def receive_abort(self, data: bytes) -> str: ...
     def received_bytes(self) -> Mapping[str, int]: ...
@@ -52,6 +57,7 @@ class RoundClient(Protocol):
     def setup(self, context: RoundContext) -> bytes: ...
     def upload(self, context: RoundContext) -> bytes: ...
     def approve(self, context: RoundContext, digest: bytes) -> bytes: ...
+    def weigh(self, context: RoundContext, data: bytes) -> tuple[bytes, Decision]: ...
     def open(self, context: RoundContext, data: bytes) -> None: ...
     def abort(self, context: RoundContext) -> bytes: ...
 
@@ -83,6 +89,19 @@ class Participant:
         """See `ClientSession.approve`."""
         return self.session.approve(context, digest)
 
+    def weigh(self, context: RoundContext, data: bytes) -> tuple[bytes, Decision]:
+        """Opens the inner products of a round, once, and decides; returns the message for the server, and what was decided.
+
+        Raises:
+            HistoryMismatchError: As `open`.
+            PrivFedError: As `Scorer.open`.
+        """
+        session = self.session
+        session.check_history(context)
+        scorer = Scorer(context=context, round_key=session.round_key(context), journal=session.journal, scores=session.scores())
+        digest, decision = scorer.open(data)
+        return session.encode_coefficients(context, digest, tuple(decision.coefficients.values())), decision
+
     def open(self, context: RoundContext, data: bytes) -> None:
         """Opens an aggregate message and puts it into the model, once: a round that is in the model is left alone.
 
@@ -104,7 +123,12 @@ class Participant:
             check_heads=lambda heads: self.session.check_heads(context, heads),
         )
         aggregate = holder.open(data)
-        self.session.apply(aggregate, digest=holder.digest, attempt=context.attempt)
+        moved = aggregate
+        if (decision := holder.decision) is not None:
+            self.session.keep_scores(context, decision.scores)
+            layout = aggregate.vector.layout
+            moved = replace(aggregate, vector=PlainVector(layout=layout, values=decision.scale * aggregate.vector.values))
+        self.session.apply(moved, digest=holder.digest, attempt=context.attempt)
         self.session.keep_countersignatures(context, holder.heads)
         holder.finish()
         self.opened = aggregate
@@ -128,6 +152,10 @@ class RoundRecord:
         bytes_up: Bytes that each participant sent.
         bytes_down: Bytes that each client received.
         seconds: Wall-clock seconds by phase.
+        disclosed: How many inner products each opener opened to find the coefficients; 0 where they were agreed.
+        assurance: What these rest on, the name of an `Assurance`; empty without any.
+        fallback: Name of the `Fallback` that was taken; empty without inner products.
+        bytes_scoring: Bytes that each opener received to find the coefficients, which `bytes_down` holds too.
     """
 
     round: int
@@ -139,6 +167,10 @@ class RoundRecord:
     bytes_up: Mapping[str, int]
     bytes_down: Mapping[str, int]
     seconds: Mapping[str, float]
+    disclosed: int = 0
+    assurance: str = ""
+    fallback: str = ""
+    bytes_scoring: int = 0
 
     @property
     def participants(self) -> tuple[str, ...]:
@@ -198,6 +230,7 @@ def run_round(
 
     Raises:
         CohortError: If too few answered; nothing was opened. What was trained stays charged.
+        RoundSkippedError: If the rule found no weights that the policy allows; no aggregate was opened.
         PrivFedError: If a party refuses what another one sent. Of a client that refuses the aggregate the server learns no reason.
     """
     clock = Clock()
@@ -237,6 +270,19 @@ def run_round(
         for name in server.missing_approvals():
             if answers(name, Stage.APPROVAL):
                 server.receive_approval(clients[name].approve(context, digest))
+    decision: Decision | None = None
+    products = b""
+    if context.agreement.scored:
+        with clock.phase("multiply"):
+            products = server.products()
+        with clock.phase("weigh"):
+            for name, client in clients.items():
+                if answers(name, Stage.OPENING) and context.round not in client.opened_rounds():
+                    message, decision = client.weigh(context, products)
+                    if name in participants:
+                        server.receive_coefficients(message)
+        if decision is not None and decision.fallback is Fallback.SKIPPED:
+            raise RoundSkippedError(f"round {context.round} is skipped: {decision.reason}; no aggregate was opened")
     with clock.phase("sum"):
         data = server.aggregate()
     # From here on nothing is counted from what happened in this call alone: the round may have begun before a restart.
@@ -251,8 +297,8 @@ def run_round(
                     if context.round not in client.opened_rounds():
                         server.receive_abort(client.abort(context))
                     raise
-                down[name] = down.get(name, 0) + len(data)
-    coefficients = context.agreement.coefficients(participants)
+                down[name] = down.get(name, 0) + len(products) + len(data)
+    coefficients = server.coefficients()
     up = server.received_bytes()
     return RoundRecord(
         round=context.round,
@@ -264,6 +310,10 @@ def run_round(
         bytes_up={name: up[name] for name in participants},
         bytes_down={name: down[name] for name in clients if name in down},
         seconds=clock.seconds,
+        disclosed=0 if decision is None else decision.disclosed,
+        assurance="" if decision is None else decision.assurance,
+        fallback="" if decision is None else decision.fallback.name,
+        bytes_scoring=len(products),
     )
 
 

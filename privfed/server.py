@@ -8,6 +8,7 @@ upload while it adds.
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from privfed.errors import (
     OpeningRefusedError,
     ParametersMismatchError,
     RoundMismatchError,
+    RoundSkippedError,
 )
 from privfed.he.additive import CkksVector, SeededSum, sum_chunks, sum_first_polynomials
 from privfed.he.params import KEY_ID_BYTES, SEED_BYTES
+from privfed.he.product import masked_products
 from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import Kind
 from privfed.spool import Spool
@@ -38,6 +41,9 @@ from privfed.wire import (
     upload_statement,
 )
 from privfed.wire_aggregate import encode_aggregate
+from privfed.wire_products import decode_coefficients, encode_products, product_params, sketch_seed
+
+_PRODUCTS = "products"
 
 
 class Phase(Enum):
@@ -122,7 +128,15 @@ class Server:
         Raises:
             CohortError: If no digest was announced.
         """
-        return self._digest().digest(self._context)
+        return self._decided().digest(self._context)
+
+    def coefficients(self) -> dict[str, int]:
+        """Integer coefficient of each participant in the sum, by name.
+
+        Raises:
+            CohortError: As `aggregate`.
+        """
+        return dict(self._decided().by_name)
 
     def missing_approvals(self) -> tuple[str, ...]:
         """Names of the participants that have not approved the announced digest yet."""
@@ -227,6 +241,69 @@ class Server:
         sender = decode_approval(data, self._context, digest)
         return self._store(Kind.APPROVAL, sender, data, phase=Phase.APPROVAL, cohort=digest.participants)
 
+    def products(self) -> bytes:
+        """Multiplies every pair of uploads and masks the products; the same bytes again when called again. For scored sessions.
+
+        Returns:
+            A products message, for the openers.
+
+        Raises:
+            CohortError: If an approval is missing; nothing was multiplied.
+            DamagedFileError: If what was stored is not what came.
+            UnsupportedInThisModeError: If the session's parameters are none for products.
+        """
+        params, layout, digest = product_params(self._context), self._context.agreement.sent_layout, self._digest()
+        if not self._spool.has(_PRODUCTS):
+            missing = self.missing_approvals()
+            if missing:
+                raise CohortError(f"approvals of {list(missing)} are missing; nothing was multiplied; wait for them")
+            with self._reading():
+                for name, upload_hash in zip(digest.participants, digest.upload_hashes, strict=True):
+                    self._announced(name, upload_hash)
+                approvals = [self._spool.get(_prefix(Kind.APPROVAL) + name) for name in digest.participants]
+                products = masked_products(
+                    lambda upload, chunk: self._chunk(digest.participants[upload], chunk),
+                    count=len(digest.participants),
+                    layout=layout,
+                    params=params,
+                    key_id=digest.key_id,
+                    seed=sketch_seed(self._context, digest, approvals),
+                )
+            announcement = self._spool.get(Phase.UPLOAD.value)
+            message = encode_products(self._context, self._identity, announcement, approvals, products=products)
+            self._spool.put(_PRODUCTS, message)
+        return self._spool.get(_PRODUCTS)
+
+    def receive_coefficients(self, data: bytes) -> str:
+        """Verifies and stores the coefficients that an opener found; returns its name. The server learns nothing else of the scores.
+
+        Raises:
+            CohortError: If no products were made, the client is not in the digest, or it sent others before.
+            RoundMismatchError: If it speaks of another digest.
+            PrivFedError: As `wire_products.decode_coefficients`.
+        """
+        digest = self._digest()
+        sender, _ = decode_coefficients(data, self._context, digest)
+        if not self._spool.has(_PRODUCTS):
+            raise CohortError(f"{sender!r} weighed products that were never made; its message was dropped")
+        return self._store(Kind.COEFFICIENTS, sender, data, phase=Phase.APPROVAL, cohort=digest.participants)
+
+    def _decided(self) -> RoundDigest:
+        """The digest with the coefficients of the sum: what the agreement makes of it or, in a scored session, what openers found."""
+        digest = self._digest()
+        if not self._context.agreement.scored:
+            return digest
+        names = self.received(Kind.COEFFICIENTS)
+        self._require_enough(names, "openers that sent coefficients")
+        with self._reading():
+            found = {name: decode_coefficients(self._spool.get(_prefix(Kind.COEFFICIENTS) + name), self._context, digest) for name in names}
+        if any(sender != name for name, (sender, _) in found.items()) or len({numbers for _, numbers in found.values()}) != 1:
+            raise CohortError(f"the openers {list(names)} did not find the same coefficients; nothing was summed; go on with a new round")
+        coefficients = next(numbers for _, numbers in found.values())
+        if not any(coefficients):
+            raise RoundSkippedError(f"round {self._context.round} is skipped: its openers found no weights that the policy allows")
+        return replace(digest, coefficients=coefficients)
+
     def aggregate(self) -> bytes:
         """Sums the uploads, chunk by chunk; the same bytes again when called again.
 
@@ -242,14 +319,23 @@ class Server:
             missing = self.missing_approvals()
             if missing:
                 raise CohortError(f"approvals of {list(missing)} are missing; nothing was summed; wait for them or go on with a new round")
+            final = self._decided()
             with self._reading():
                 uploads = [self._announced(name, upload) for name, upload in zip(digest.participants, digest.upload_hashes, strict=True)]
                 approvals = [self._spool.get(_prefix(Kind.APPROVAL) + name) for name in digest.participants]
                 for approval in approvals:
                     decode_approval(approval, self._context, digest)
-                total = self._sum(digest)
+                total = self._sum(final)
             announcement = self._spool.get(Phase.UPLOAD.value)
-            message = encode_aggregate(self._context, self._identity, announcement, approvals, uploads=uploads, total=total)
+            message = encode_aggregate(
+                self._context,
+                self._identity,
+                announcement,
+                approvals,
+                uploads=uploads,
+                total=total,
+                coefficients=final.coefficients if self._context.agreement.scored else (),
+            )
             self._spool.put(Phase.APPROVAL.value, message)
             return message
         message = self._spool.get(Phase.APPROVAL.value)
@@ -288,19 +374,24 @@ class Server:
 
     def _column(self, digest: RoundDigest, index: int, seeds: Mapping[str, bytearray]) -> Iterator[tuple[int, bytes]]:
         """Multiplier and chunk `index` of every upload, read from disk one at a time; appends its seed to those of its client."""
-        multipliers = self._context.agreement.weighting.multipliers(digest.coefficients)
-        for name, multiplier in zip(digest.participants, multipliers, strict=True):
-            path = self._upload_path(name)
-            span = upload_chunk(path.stat().st_size, self._context, index)
-            with path.open("rb") as file:
-                file.seek(span.start)
-                chunk = file.read(span.stop - span.start)
+        counting = {name: coefficient for name, coefficient in digest.by_name.items() if coefficient}
+        multipliers = self._context.agreement.weighting.multipliers(tuple(counting.values()))
+        for name, multiplier in zip(counting, multipliers, strict=True):
+            chunk = self._chunk(name, index)
             seeds[name].extend(chunk[-SEED_BYTES:])
             yield multiplier, chunk
 
+    def _chunk(self, name: str, index: int) -> bytes:
+        """Chunk `index` of a stored upload."""
+        path = self._upload_path(name)
+        span = upload_chunk(path.stat().st_size, self._context, index)
+        with path.open("rb") as file:
+            file.seek(span.start)
+            return file.read(span.stop - span.start)
+
     def received_bytes(self) -> dict[str, int]:
         """Bytes of the setup message, upload and approval that each client sent, by name; of all that sent any."""
-        kinds = (Kind.SETUP, Kind.UPLOAD, Kind.APPROVAL)
+        kinds = (Kind.SETUP, Kind.UPLOAD, Kind.APPROVAL, Kind.COEFFICIENTS)
         sent: defaultdict[str, int] = defaultdict(int)
         for kind in kinds:
             for name in self.received(kind):

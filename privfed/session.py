@@ -1,14 +1,16 @@
 """A client's side of a session, up to the approval of a digest. Bytes in, bytes out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from privfed.aggregation.rules import CumulativeRule
 from privfed.agreement import Agreement, RoundContext
 from privfed.approval import approve
 from privfed.client import Trainer
-from privfed.digest import hash_message
+from privfed.contribution.scores import Scores, ScoreStore
+from privfed.digest import RoundDigest, hash_message
 from privfed.dp.countersign import HeadMemory
 from privfed.errors import (
     AgreementMismatchError,
@@ -31,6 +33,7 @@ from privfed.state import ModelState, ModelStore
 from privfed.update import Aggregate, PlainVector
 from privfed.wire import MAX_STATEMENT_BYTES, decode_upload, encode_abort, encode_setup, encode_upload, upload_statement
 from privfed.wire_aggregate import SignedHeads
+from privfed.wire_products import encode_coefficients
 
 if TYPE_CHECKING:
     from privfed.he.secret import RoundKey, SharedKey
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 _ROOM_BYTES = 4096
 _JOURNAL = "journal.sqlite"
 _HEADS = "heads.sqlite"
+_SCORES = "scores.json"
 
 
 class ClientSession:
@@ -99,6 +103,8 @@ class ClientSession:
             self._heads = HeadMemory(directory / _HEADS)  # before the journal: see `_check_complete`
             self.journal = Journal(directory / _JOURNAL)
             self._check_openings()
+            rule = agreement.rule
+            self._scores = ScoreStore(directory / _SCORES, rule=rule.name) if isinstance(rule, CumulativeRule) else None
             self._erase_stored()
             stack.pop_all()
         self._lock = lock
@@ -222,6 +228,23 @@ class ClientSession:
             statement=upload_statement(upload, context),
             witness=lambda statements: self._countersign(context, statements),
         )
+
+    def scores(self) -> Mapping[str, float]:
+        """Cumulative scores after the rounds in the model, for rules that keep some. Private to the openers."""
+        return self._stored_scores().values
+
+    def _stored_scores(self) -> Scores:
+        return Scores(rule=self._agreement.rule.name) if self._scores is None else self._scores.load()
+
+    def keep_scores(self, context: RoundContext, scores: Mapping[str, float]) -> None:
+        """Keeps the scores after a round, once: again, it does nothing. Called before the aggregate enters the model."""
+        stored = self._stored_scores()
+        if self._scores is not None and context.round not in stored.rounds:
+            self._scores.save(stored.after(context.round, scores))
+
+    def encode_coefficients(self, context: RoundContext, digest: RoundDigest, coefficients: Sequence[int]) -> bytes:
+        """The message that tells the server what it is to multiply by, and nothing else of the scores."""
+        return encode_coefficients(context, self._identity, digest, coefficients)
 
     def _countersign(self, context: RoundContext, statements: Mapping[str, bytes]) -> dict[str, bytes]:
         signed: dict[str, bytes] = {}

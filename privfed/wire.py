@@ -5,6 +5,8 @@ UPLOAD     client -> server     the head of the client's privacy ledger, the enc
 DIGEST     server -> clients    who takes part, with which coefficients, by which rule, hashes of the uploads; the heads
 APPROVAL   client -> server     the hash of the digest; a countersignature of the head of each other participant
 AGGREGATE  server -> openers    the digest, the approvals, the abridged uploads, the encrypted sum: see `privfed.wire_aggregate`
+PRODUCTS   server -> openers    where a rule needs inner products: the digest, the approvals, masked products; see `privfed.wire_products`
+COEFFICIENTS client -> server   what the rule made of them
 ABORT      client -> server     the word "abort": that it did not open the aggregate, and not why
 """
 

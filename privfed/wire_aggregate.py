@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from privfed.agreement import DIGEST_BYTES, RoundContext
-from privfed.digest import ABRIDGED_BYTES, COUNT_BYTES, RoundDigest
+from privfed.digest import ABRIDGED_BYTES, COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
 from privfed.he.additive import CkksVector, SeededSum, check_chunk
 from privfed.he.codec import unpack_words
 from privfed.he.params import SEED_BYTES
@@ -32,6 +32,7 @@ class OpenableAggregate:
 
     Args:
         digest: What the server says it summed.
+        coefficients: What it says it multiplied each participant's upload by. Not compared with anything yet.
         approved_by: Participants whose signed approval of this digest was verified, in the message's order.
         uploads: What the server says `digest.abridge` leaves of each participant's upload. Not compared with the digest yet.
         total: What the server says is the encrypted sum.
@@ -39,6 +40,7 @@ class OpenableAggregate:
     """
 
     digest: RoundDigest
+    coefficients: tuple[int, ...]
     approved_by: tuple[str, ...]
     uploads: tuple[bytes, ...]
     total: CkksVector | SeededSum
@@ -53,6 +55,7 @@ def encode_aggregate(
     *,
     uploads: Sequence[bytes],
     total: CkksVector | SeededSum,
+    coefficients: Sequence[int] = (),
 ) -> bytes:
     """The encrypted sum, with the signed digest and the signed approvals that allow its opening, and what it is checked against.
 
@@ -63,6 +66,7 @@ def encode_aggregate(
         approvals: Approval messages.
         uploads: `digest.abridge` of the upload of each participant, in the digest's order.
         total: The sum, with seeds where `params.seeded_sums`, else whole.
+        coefficients: Of each participant, where the session is scored, so that the digest does not hold them.
 
     Raises:
         ValueError: If the identity is not the roster's server, or the sum is not of the kind that these parameters send.
@@ -71,7 +75,8 @@ def encode_aggregate(
         raise ValueError("expected a sum with seeds where the parameters say so, and a whole one elsewhere, got the other kind")
     messages = b"".join(len(message).to_bytes(LENGTH_BYTES, "big") + message for message in (digest_message, *approvals))
     seeds = total.seeds if isinstance(total, SeededSum) else ()
-    head = b"".join((len(approvals).to_bytes(COUNT_BYTES, "big"), messages, *uploads))
+    numbers = (coefficient.to_bytes(COEFFICIENT_BYTES, "big") for coefficient in coefficients)
+    head = b"".join((len(approvals).to_bytes(COUNT_BYTES, "big"), messages, *numbers, *uploads))
     return seal(context, identity, Kind.AGGREGATE, key_id=total.key_id, payload=head, chunks=(*total.chunks, *seeds))
 
 
@@ -90,17 +95,26 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
     digest_size = LENGTH_BYTES + MAX_FRAME_BYTES + max_digest_payload(context)
     chunk_size = params.polynomial_bytes + clients * SEED_BYTES if params.seeded_sums else params.sum_chunk_bytes
     total_size = params.chunks(context.agreement.sent_layout) * chunk_size
-    max_payload = approvals_size + digest_size + clients * ABRIDGED_BYTES + total_size
+    max_payload = approvals_size + digest_size + clients * (COEFFICIENT_BYTES + ABRIDGED_BYTES) + total_size
     frame = unseal(data, context, Kind.AGGREGATE, max_payload=max_payload)
     check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
     count = reader.integer(COUNT_BYTES)
     digest, statements = read_digest(reader.take(reader.integer(LENGTH_BYTES)), context, key_id)
     approvals = [read_approval(reader.take(reader.integer(LENGTH_BYTES)), context, digest) for _ in range(count)]
+    scored = context.agreement.scored
+    coefficients = tuple(reader.integer(COEFFICIENT_BYTES) for _ in digest.participants) if scored else digest.coefficients
     uploads = tuple(reader.take(ABRIDGED_BYTES) for _ in digest.participants)
     total = _read_total(reader, context, digest)
     heads = SignedHeads(statements=statements, countersignatures=dict(approvals))
-    return OpenableAggregate(digest=digest, approved_by=tuple(name for name, _ in approvals), uploads=uploads, total=total, heads=heads)
+    return OpenableAggregate(
+        digest=digest,
+        coefficients=coefficients,
+        approved_by=tuple(name for name, _ in approvals),
+        uploads=uploads,
+        total=total,
+        heads=heads,
+    )
 
 
 def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> CkksVector | SeededSum:

@@ -117,10 +117,14 @@ class EncryptedRounds:
         """Opens the rounds that a client missed, in their order; False if the server has lost one of them."""
         for missed in self._opened:
             if missed.context.round not in client.opened_rounds():
+                server = self._server(missed.context, missed.selected)
                 try:
-                    data = self._server(missed.context, missed.selected).aggregate()
+                    products = server.products() if missed.context.agreement.scored else b""
+                    data = server.aggregate()
                 except (CohortError, DamagedFileError):
                     return False
+                if products:
+                    client.weigh(missed.context, products)
                 client.open(missed.context, data)
         return True
 

@@ -22,6 +22,9 @@ class Tag(IntEnum):
     NEXT_HISTORY = 11
     ABORT = 12
     RECEIVED_BYTES = 13
+    PRODUCTS = 14
+    RECEIVE_COEFFICIENTS = 15
+    COEFFICIENTS = 16
     DONE = 100
     REFUSED = 101
 

@@ -4,6 +4,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from privfed.engines.dropouts import Absences
 from privfed.engines.encrypted import EncryptedRounds
 from privfed.engines.plaintext import PlaintextRounds
 from privfed.engines.site import Site
-from privfed.errors import CohortError, DamagedFileError
+from privfed.errors import CohortError, DamagedFileError, RoundSkippedError
 from privfed.he.codec import quantise
 from privfed.history import FailedRound, History, RoundSummary
 from privfed.round import RoundRecord, Stage
@@ -242,7 +243,7 @@ class Simulation:
             try:
                 record, aggregate = self._rounds.hold(number, selected=selected, silent=silent)
             except CohortError as error:
-                if not silent:
+                if not silent and not isinstance(error, RoundSkippedError):
                     raise
                 failed.append(FailedRound(round=number, silent=silent, reason=str(error)))
                 self._log(
@@ -296,8 +297,12 @@ class Simulation:
 
     def _select(self, number: int, fraction: float, seed: int) -> tuple[str, ...]:
         # One generator per round, so that a run that was interrupted selects what it would have selected.
-        minimum = min(self._consortium.policy.min_clients, len(self._names))
-        return select_clients(self._names, fraction=fraction, rng=np.random.default_rng((seed, number)), minimum=minimum)
+        validator = self._consortium.validator
+        names = tuple(name for name in self._names if validator is None or name != validator.name)
+        minimum = min(self._consortium.policy.min_clients, len(names))
+        chosen = select_clients(names, fraction=fraction, rng=np.random.default_rng((seed, number)), minimum=minimum)
+        # A round without its reference cannot be scored.
+        return chosen if validator is None else tuple(name for name in self._names if name in chosen or name == validator.name)
 
     def _grid_error(self, record: RoundRecord, aggregate: Aggregate[PlainVector] | None) -> int | None:
         """Largest difference, in grid steps, between what was opened and the integer weighted sum of what was trained.
@@ -315,7 +320,9 @@ class Simulation:
         for name, multiplier in zip(record.coefficients, params.multipliers(tuple(record.coefficients.values())), strict=True):
             share = None if weighting is None else weighting.share(name)
             expected += multiplier * quantise(self._updates[name].vector.values, params, share)[0]
-        divisor = sum(record.coefficients.values()) if weighting is None else weighting.divisor(record.participants)
+        divisor: int | Fraction = sum(record.coefficients.values())
+        if weighting is not None and not self.agreement.scored:
+            divisor = weighting.divisor(record.participants)
         opened = np.rint(aggregate.vector.values * float(divisor) / params.step).astype(np.int64)
         return int(np.abs(opened - expected).max())
 

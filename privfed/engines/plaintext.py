@@ -53,6 +53,7 @@ def combine(
     params: CkksParams,
     round: int,  # noqa: A002
     scores: Mapping[str, float] = MappingProxyType({}),
+    validator: str | None = None,
 ) -> Combined:
     """Combines grid updates in the clear: proportions by the rule, policy, integer weighted sum, mean, movement.
 
@@ -60,18 +61,19 @@ def combine(
         grids: Quantised update of each participant, of shape (layout.size,).
         layout: Layout of the updates.
         weights: Public weight of each participant.
-        rule: Any rule, but for those that need a reference.
+        rule: Any rule.
         policy: Checked as for an encrypted round.
         params: The grid.
         round: Number of the round.
         scores: Cumulative scores after the rounds before.
+        validator: Whose update is the reference, and counts nothing in the mean; None for rules that need none.
 
     Raises:
         OpeningRefusedError: If the policy does not allow these coefficients.
         CohortError: If the rule finds nobody to take an update from.
-        ValueError: If the rule cannot work with so few participants, or needs a reference.
+        ValueError: If the rule cannot work with so few participants, or needs a reference and has none.
     """
-    named = {name: weights[name] for name in grids}
+    named = {name: weights[name] for name in grids if name != validator}
     mixture: Mixture | None = None
     after: Mapping[str, float] = scores
     if isinstance(rule, PlaintextRule):
@@ -80,12 +82,15 @@ def combine(
         updates = {name: PlainVector(layout=layout, values=dequantise(grid, 1, params)) for name, grid in grids.items()}
         return Combined(aggregate=None, coefficients=coefficients, movement=rule.aggregate(updates), scores=after)
     if rule.needs_gram is True:
-        matrix = gram({name: PlainVector(layout=layout, values=dequantise(grid, 1, params)) for name, grid in grids.items()})
+        updates = {name: PlainVector(layout=layout, values=dequantise(grid, 1, params)) for name, grid in grids.items()}
+        reference = None if validator is None else updates.pop(validator)
+        matrix = gram(updates, reference=reference)
         if isinstance(rule, CumulativeRule):
             after, mixture = rule.step(scores, matrix)
         else:
             mixture = rule.mixture(named, matrix)
-        coefficients = mixture.coefficients(total=params.weight_sum)
+        chosen = mixture.coefficients(total=params.weight_sum)
+        coefficients = {name: chosen.get(name, 0) for name in grids}
     else:
         coefficients = rule.coefficients(named, total=params.weight_sum)
     policy.check(coefficients)
@@ -159,6 +164,7 @@ class PlaintextRounds:
                 params=params,
                 round=number,
                 scores=self.scores,
+                validator=None if self._consortium.validator is None else self._consortium.validator.name,
             )
         self.scores = combined.scores
         if combined.aggregate is not None:

@@ -41,6 +41,12 @@ def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:
             return server.close()
         case Tag.APPROVAL:
             return server.receive_approval(payload).encode()
+        case Tag.PRODUCTS:
+            return server.products()
+        case Tag.RECEIVE_COEFFICIENTS:
+            return server.receive_coefficients(payload).encode()
+        case Tag.COEFFICIENTS:
+            return json.dumps(server.coefficients()).encode()
         case Tag.AGGREGATE:
             return server.aggregate()
         case Tag.ABORT:

@@ -81,6 +81,7 @@ class Site:
             populations={client.name: client.ledger.population for client in consortium.clients if client.ledger is not None},
             silo=consortium.silo,
             private_weights=consortium.private_weights,
+            validator=consortium.validator,
         )
         if stored is None:
             files.put(_TERMS, json.dumps({"agreement": encode_agreement(self.agreement), "key": keys.fingerprint}).encode())

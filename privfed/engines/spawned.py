@@ -97,6 +97,18 @@ class SpawnedServer:
         """See `Server.receive_approval`."""
         return self._ask(Tag.APPROVAL, data).decode()
 
+    def products(self) -> bytes:
+        """See `Server.products`."""
+        return self._ask(Tag.PRODUCTS)
+
+    def receive_coefficients(self, data: bytes) -> str:
+        """See `Server.receive_coefficients`."""
+        return self._ask(Tag.RECEIVE_COEFFICIENTS, data).decode()
+
+    def coefficients(self) -> dict[str, int]:
+        """See `Server.coefficients`."""
+        return json.loads(self._ask(Tag.COEFFICIENTS))
+
     def aggregate(self) -> bytes:
         """See `Server.aggregate`."""
         return self._ask(Tag.AGGREGATE)

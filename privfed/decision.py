@@ -1,0 +1,188 @@
+"""What an opener makes of a round's inner products: coefficients that the policy allows, or none.
+
+Under encryption it is the coefficients that single out a client, if anything does: Krum takes one update, and so does FedTSV in a round
+in which one client alone has a positive score. Such coefficients are never opened. What happens instead is defined, and the same at every
+opener: the weights of the rounds before, if the rule keeps any and the policy allows them; else the round is skipped.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privfed.aggregation.gram import Gram, Reference
+from privfed.aggregation.mixture import Mixture
+from privfed.aggregation.rules import CumulativeRule
+from privfed.agreement import Agreement, NamedRule
+from privfed.errors import CohortError, OpeningRefusedError, UnsupportedInThisModeError
+from privfed.he.product_params import ProductParams
+from privfed.he.sketch import standard_error
+
+# Scores are sums of worths of at most 1: what rounding leaves of nothing is no score.
+_ROUNDING = 1e-12
+# Of a sketch six standard errors: beyond them by chance once in 36 rounds at the very most, and in truth next to never.
+_SKETCH_DEVIATIONS = 6
+
+
+class Fallback(Enum):
+    """What was done where the policy did not allow what the rule chose."""
+
+    NONE = "the rule's own weights"
+    PREVIOUS = "the cumulative weights of the rounds before"
+    SKIPPED = "nothing is opened, the round is skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Decision:
+    """Coefficients of a scored round, and what stays at the openers.
+
+    Args:
+        coefficients: Of each participant, by name; all zero if the round is skipped. Public.
+        scale: By what the weighted mean is multiplied before it moves the model. Private, as the norms from which it follows.
+        scores: Cumulative scores after the round, of rules that keep some. Private to the openers.
+        fallback: What was done. Public.
+        disclosed: How many inner products were opened. Public.
+        assurance: Name of the `Assurance` of these. Public.
+        reason: Why the rule's own weights were not taken; empty if they were. Private to the openers.
+    """
+
+    coefficients: Mapping[str, int]
+    scale: float
+    scores: Mapping[str, float]
+    fallback: Fallback
+    disclosed: int
+    assurance: str
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficients", MappingProxyType(dict(self.coefficients)))
+        object.__setattr__(self, "scores", MappingProxyType(dict(self.scores)))
+
+    def to_bytes(self) -> bytes:
+        """The decision as an opener keeps it."""
+        kept = {field.name: getattr(self, field.name) for field in fields(self)}
+        kept |= {"coefficients": dict(self.coefficients), "scores": dict(self.scores), "fallback": self.fallback.name}
+        return json.dumps(kept).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Decision":
+        """Reads what `to_bytes` wrote.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        try:
+            kept = json.loads(data)
+            return cls(**(kept | {"fallback": Fallback[kept["fallback"]]}))
+        except (TypeError, LookupError) as error:
+            raise ValueError("expected a decision as Decision.to_bytes writes it, got something else") from error
+
+    def __repr__(self) -> str:
+        return f"Decision(participants={len(self.coefficients)}, fallback={self.fallback.name})"
+
+
+def decide(
+    agreement: Agreement,
+    participants: Sequence[str],
+    products: NDArray[np.float64],
+    *,
+    scores: Mapping[str, float],
+    assurance: str,
+) -> Decision:
+    """Coefficients of a scored round, under which the policy allows an opening; all zero if there are none.
+
+    A client whose update is longer than the agreed bound did not do what an honest client does, and counts nothing.
+
+    Args:
+        agreement: Rule, weights, policy and parameters.
+        participants: In the order of the rows, the validator among them.
+        products: Opened inner products, of shape (n, n). Private.
+        scores: Cumulative scores after the rounds before.
+        assurance: Name of the `Assurance` of the products.
+
+    Raises:
+        UnsupportedInThisModeError: If the rule is known by name alone, or is none that looks at inner products.
+    """
+    rule, params = agreement.rule, agreement.params
+    if rule.needs_gram is not True or isinstance(rule, NamedRule) or not isinstance(params, ProductParams):
+        raise UnsupportedInThisModeError("the rule of this session makes nothing of inner products; nothing was decided")
+    after: Mapping[str, float] = scores
+    chosen: list[tuple[Fallback, Mixture]] = []
+    reasons: list[str] = []
+    try:
+        gram = checked_gram(agreement, participants, products)
+        if isinstance(rule, CumulativeRule):
+            after, mixture = rule.step(scores, gram)
+        else:
+            mixture = rule.mixture({name: agreement.weights[name] for name in gram.names}, gram)
+        if mixture.reference_share:
+            raise UnsupportedInThisModeError(f"{rule.name} takes a share of the reference, which nobody opens; nothing was decided")
+        chosen.append((Fallback.NONE, mixture))
+    except (CohortError, ValueError) as error:
+        reasons.append(str(error))
+    previous = {name: scores.get(name, 0.0) for name in agreement.contributors(participants)}
+    previous = {name: score if score > _ROUNDING else 0.0 for name, score in previous.items()}
+    if any(previous.values()):
+        chosen.append((Fallback.PREVIOUS, Mixture(weights=previous)))
+    for fallback, mixture in chosen:
+        coefficients = mixture.coefficients(total=params.weight_sum)
+        try:
+            agreement.policy.check_chosen(coefficients)
+        except OpeningRefusedError as error:
+            reasons.append(str(error))
+            continue
+        return Decision(
+            coefficients={name: coefficients.get(name, 0) for name in participants},
+            scale=mixture.scale,
+            scores=after,
+            fallback=fallback,
+            disclosed=len(products) * (len(products) + 1) // 2,
+            assurance=assurance,
+            reason="; ".join(reasons),
+        )
+    return Decision(
+        coefficients=dict.fromkeys(participants, 0),
+        scale=1.0,
+        scores=scores,
+        fallback=Fallback.SKIPPED,
+        disclosed=len(products) * (len(products) + 1) // 2,
+        assurance=assurance,
+        reason="; ".join(reasons),
+    )
+
+
+def checked_gram(agreement: Agreement, participants: Sequence[str], products: NDArray[np.float64]) -> Gram:
+    """The Gram matrix of those contributors that keep to the bound, with the reference if there is one.
+
+    Raises:
+        ValueError: If nobody does, or the reference does not, or the numbers are no inner products of updates.
+    """
+    params, size = agreement.params, agreement.layout.size
+    if not isinstance(params, ProductParams):
+        raise ValueError("expected parameters for products, got others")
+    slack = params.scalar_error(size)
+    # The grid may lengthen an update by half a step in every coordinate, and a sketch changes its norm.
+    longest = (params.bound + math.sqrt(size) * params.step / 2) ** 2 + slack
+    if params.sketch:
+        longest += _SKETCH_DEVIATIONS * standard_error(longest, longest, longest)
+    squares = np.diag(products)
+    lengths = np.sqrt(np.maximum(squares, 0.0) + slack)
+    if (squares < -slack).any() or (np.abs(products) > np.outer(lengths, lengths) + slack).any():
+        raise ValueError("expected inner products of updates, got numbers that are none")
+    rows = {name: row for row, name in enumerate(participants)}
+    kept = [name for name in agreement.contributors(participants) if squares[rows[name]] <= longest]
+    places = [rows[name] for name in kept]
+    reference: Reference | None = None
+    if agreement.validator is not None:
+        row = rows[agreement.validator.name]
+        if squares[row] > longest:
+            raise ValueError("expected a reference within the bound, got a longer one")
+        reference = Reference(products=products[row, places], square=max(float(squares[row]), 0.0))
+    matrix = products[np.ix_(places, places)].copy()
+    np.fill_diagonal(matrix, np.maximum(np.diag(matrix), 0.0))
+    return Gram(names=tuple(kept), size=size, products=matrix, reference=reference)

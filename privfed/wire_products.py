@@ -1,0 +1,135 @@
+"""The messages between approvals and aggregate where a rule looks at inner products: masked products there, coefficients back.
+
+PRODUCTS      number of approvals, the digest message, the approval messages, a masked product for each pair of uploads
+COEFFICIENTS  the hash of the digest, and a coefficient for each participant: all zero if nothing is to be opened
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from privfed.agreement import DIGEST_BYTES, RoundContext
+from privfed.digest import COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
+from privfed.errors import RoundMismatchError, UnsupportedInThisModeError
+from privfed.he.product import MaskedProducts, pairs
+from privfed.he.product_params import ProductParams
+from privfed.identity import SIGNATURE_BYTES, Identity
+from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
+from privfed.wire import LENGTH_BYTES, check_key, max_digest_payload, read_approval, read_digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenableProducts:
+    """An authentic products message.
+
+    Args:
+        digest: What the server says it multiplied.
+        approved_by: Participants whose signed approval of this digest was verified, in the message's order.
+        products: What the server says are the masked products.
+        seed: What the signs of the chunks of a sketch follow from.
+    """
+
+    digest: RoundDigest
+    approved_by: tuple[str, ...]
+    products: MaskedProducts
+    seed: bytes
+
+
+def product_params(context: RoundContext) -> ProductParams:
+    """The session's parameters.
+
+    Raises:
+        UnsupportedInThisModeError: If they are none for products.
+    """
+    params = context.agreement.params
+    if not isinstance(params, ProductParams):
+        raise UnsupportedInThisModeError("the parameters of this session cannot multiply ciphertexts; nothing was done")
+    return params
+
+
+def sketch_seed(context: RoundContext, digest: RoundDigest, approvals: Sequence[bytes]) -> bytes:
+    """What the signs of chunks follow from, 32 bytes: nobody knows it before all participants have signed which uploads there are."""
+    state = hashlib.sha256(b"privfed sketch seed v1" + digest.digest(context))
+    for approval in approvals:
+        state.update(hashlib.sha256(approval).digest())
+    return state.digest()
+
+
+def encode_products(
+    context: RoundContext, identity: Identity, digest_message: bytes, approvals: Sequence[bytes], *, products: MaskedProducts
+) -> bytes:
+    """Masked products, with the signed digest and the signed approvals that allow their opening.
+
+    Args:
+        context: Agreement, round and attempt.
+        identity: The roster's server.
+        digest_message: As `encode_digest` made it.
+        approvals: Approval messages, in the order in which the seed was made of them.
+        products: Of all participants, in the digest's order.
+
+    Raises:
+        ValueError: If the identity is not the roster's server.
+    """
+    messages = b"".join(len(message).to_bytes(LENGTH_BYTES, "big") + message for message in (digest_message, *approvals))
+    head = len(approvals).to_bytes(COUNT_BYTES, "big") + messages
+    return seal(context, identity, Kind.PRODUCTS, key_id=products.key_id, payload=head, chunks=products.chunks)
+
+
+def decode_products(data: bytes, context: RoundContext, key_id: bytes) -> OpenableProducts:
+    """The masked products in a products message, with the server's and every approver's signature verified.
+
+    Whether the approvals suffice is for the opener to decide.
+
+    Raises:
+        RoundMismatchError: If it is authentic and speaks of another key than `key_id`, or an approval is of another digest.
+        PrivFedError: As `message.unseal`.
+    """
+    params, clients = product_params(context), len(context.agreement.roster.clients)
+    countersigned = len(context.agreement.populations) * SIGNATURE_BYTES
+    approvals_size = COUNT_BYTES + clients * (LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
+    digest_size = LENGTH_BYTES + MAX_FRAME_BYTES + max_digest_payload(context)
+    most = approvals_size + digest_size + len(pairs(clients)) * params.product_bytes
+    frame = unseal(data, context, Kind.PRODUCTS, max_payload=most)
+    check_key(frame.sender, frame.key_id, key_id)
+    reader = Reader(frame.payload)
+    count = reader.integer(COUNT_BYTES)
+    digest, _ = read_digest(reader.take(reader.integer(LENGTH_BYTES)), context, key_id)
+    approvals = [reader.take(reader.integer(LENGTH_BYTES)) for _ in range(count)]
+    names = tuple(read_approval(approval, context, digest)[0] for approval in approvals)
+    uploads = len(digest.participants)
+    chunks = tuple(reader.take(params.product_bytes) for _ in pairs(uploads))
+    reader.end()
+    if uploads < 2:
+        raise RoundMismatchError("products of one upload are its own; the message was dropped and nothing happened")
+    products = MaskedProducts(params=params, key_id=key_id, count=uploads, chunks=chunks)
+    return OpenableProducts(digest=digest, approved_by=names, products=products, seed=sketch_seed(context, digest, approvals))
+
+
+def encode_coefficients(context: RoundContext, identity: Identity, digest: RoundDigest, coefficients: Sequence[int]) -> bytes:
+    """What an opener found: a coefficient for each participant, and of the inner products nothing.
+
+    Raises:
+        ValueError: If the identity is no client of the roster, or there is not one coefficient for each participant.
+    """
+    if len(coefficients) != len(digest.participants):
+        raise ValueError(f"expected one coefficient for each of {len(digest.participants)} participants, got {len(coefficients)}")
+    numbers = b"".join(coefficient.to_bytes(COEFFICIENT_BYTES, "big") for coefficient in coefficients)
+    return seal(context, identity, Kind.COEFFICIENTS, key_id=digest.key_id, payload=digest.digest(context) + numbers)
+
+
+def decode_coefficients(data: bytes, context: RoundContext, digest: RoundDigest) -> tuple[str, tuple[int, ...]]:
+    """Name of an opener, and the coefficients that it found for this digest.
+
+    Raises:
+        RoundMismatchError: If it is authentic and speaks of another digest.
+        PrivFedError: As `message.unseal`.
+    """
+    most = DIGEST_BYTES + len(context.agreement.roster.clients) * COEFFICIENT_BYTES
+    frame = unseal(data, context, Kind.COEFFICIENTS, max_payload=most)
+    check_key(frame.sender, frame.key_id, digest.key_id)
+    reader = Reader(frame.payload)
+    if reader.take(DIGEST_BYTES) != digest.digest(context):
+        raise RoundMismatchError(f"{frame.sender!r} weighed another digest; its message was dropped and nothing happened")
+    coefficients = tuple(reader.integer(COEFFICIENT_BYTES) for _ in digest.participants)
+    reader.end()
+    return frame.sender, coefficients
