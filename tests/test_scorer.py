@@ -1,0 +1,313 @@
+"""Opening inner products: after all approvals, once per round; and aggregates with no other coefficients than follow from them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privfed import scorer as scorer_module
+from privfed.aggregation.rules import MultiKrum
+from privfed.digest import abridge
+from privfed.errors import (
+    AlreadyOpenedError,
+    CohortError,
+    InvalidMessageError,
+    OpeningRefusedError,
+    RoundMismatchError,
+    RoundSkippedError,
+    TamperedAggregateError,
+    TamperedProductsError,
+    UnsupportedInThisModeError,
+)
+from privfed.he.additive import weighted_sum
+from privfed.he.codec import dequantise, quantise
+from privfed.he.product import ZeroSumMask, masked_products
+from privfed.he.product_params import ProductParams
+from privfed.message import Kind
+from privfed.scorer import Scorer
+from privfed.wire import decode_digest, decode_upload, encode_approval
+from privfed.wire_aggregate import encode_aggregate
+from privfed.wire_products import decode_coefficients, decode_products, encode_coefficients, encode_products, sketch_seed
+
+RULE = MultiKrum(byzantine=1, keep=3)
+PARAMS = ProductParams.exact(bound=4.0)
+FAR = "bank_04"
+
+
+@pytest.fixture
+def people5(meet: Any) -> Any:
+    return meet(count=5, rule=RULE, params=PARAMS)
+
+
+def updates(people: Any) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    shared = rng.uniform(-1, 1, 8)
+    return {name: (-shared if name == FAR else shared) + rng.normal(size=8) / 10 for name in people.clients}
+
+
+def uploaded(people: Any) -> Any:
+    joint = people.round().setup()
+    return joint.upload(updates(people)).approve_all()
+
+
+@pytest.fixture
+def joint(people5: Any) -> Any:
+    return uploaded(people5)
+
+
+def scorer(joint: Any, name: str) -> Scorer:
+    return Scorer(context=joint.context, round_key=joint.new_key(), journal=joint.parties.journal(name), scores={})
+
+
+def weighed(joint: Any, names: Any = None) -> Any:
+    data = joint.server.products()
+    for name in names or joint.uploads:
+        digest, decision = scorer(joint, name).open(data)
+        numbers = tuple(decision.coefficients.values())
+        joint.server.receive_coefficients(encode_coefficients(joint.context, joint.parties.clients[name], digest, numbers))
+    return joint
+
+
+def digest_of(joint: Any) -> Any:
+    return decode_digest(joint.server.close(), joint.context, joint.key_id)
+
+
+def approvals_of(joint: Any) -> list[bytes]:
+    return [encode_approval(joint.context, joint.parties.clients[name], digest_of(joint)) for name in joint.uploads]
+
+
+def vectors_of(joint: Any) -> list[Any]:
+    return [decode_upload(joint.uploads[name], joint.context, joint.key_id).vector for name in joint.uploads]
+
+
+def products_of(joint: Any, approvals: list[bytes] | None = None) -> bytes:
+    """What a server sends that multiplies and masks once more."""
+    vectors = vectors_of(joint)
+    products = masked_products(
+        lambda upload, chunk: vectors[upload].chunks[chunk],
+        count=len(vectors),
+        layout=joint.context.agreement.layout,
+        params=PARAMS,
+        key_id=joint.key_id,
+    )
+    return encode_products(
+        joint.context,
+        joint.parties.server,
+        joint.server.close(),
+        approvals_of(joint) if approvals is None else approvals,
+        products=products,
+    )
+
+
+def test_a_scored_round_opens_to_the_mean_of_the_clients_that_the_rule_chose(joint: Any) -> None:
+    data = weighed(joint).server.aggregate()
+    holder = joint.key_holder("bank_00")
+    aggregate = holder.open(data)
+    chosen = {name: coefficient for name, coefficient in aggregate.coefficients.items() if coefficient}
+    assert len(chosen) == 3
+    assert FAR not in chosen
+    sent = updates(joint.parties)
+    total = sum(quantise(sent[name], PARAMS)[0] for name in chosen)
+    np.testing.assert_array_equal(aggregate.vector.values, dequantise(np.asarray(total), 3, PARAMS))
+    assert joint.server.coefficients() == dict(aggregate.coefficients)
+    assert joint.server.next_history() == holder.digest
+    assert holder.decision is not None
+    assert holder.decision.disclosed == 15
+
+
+def test_the_server_learns_coefficients_and_nothing_else(joint: Any) -> None:
+    digest, decision = scorer(joint, "bank_00").open(joint.server.products())
+    message = encode_coefficients(joint.context, joint.parties.clients["bank_00"], digest, tuple(decision.coefficients.values()))
+    sender, numbers = decode_coefficients(message, joint.context, digest)
+    assert (sender, numbers) == ("bank_00", tuple(decision.coefficients.values()))
+    others = encode_coefficients(joint.context, joint.parties.clients["bank_00"], digest, (9, 9, 9, 9, 9))
+    assert len(message) == len(others)
+    with pytest.raises(ValueError, match="one coefficient for each of 5 participants"):
+        encode_coefficients(joint.context, joint.parties.clients["bank_00"], digest, (1,))
+
+
+def test_a_second_opening_of_inner_products_is_refused(joint: Any) -> None:
+    first, second = joint.server.products(), products_of(joint)
+    scorer(joint, "bank_00").open(first)
+    with pytest.raises(AlreadyOpenedError, match="others than these"):
+        scorer(joint, "bank_00").open(second)
+    assert scorer(joint, "bank_01").open(second)  # who opened nothing yet takes either: it is a fresh mask on the same products
+
+
+def test_the_same_products_again_are_not_decrypted_again(joint: Any, monkeypatch: Any) -> None:
+    data = joint.server.products()
+    _, decision = scorer(joint, "bank_00").open(data)
+    monkeypatch.setattr(scorer_module, "open_products", None)
+    assert scorer(joint, "bank_00").open(data)[1] == decision
+    with pytest.raises(TypeError):
+        scorer(joint, "bank_01").open(data)
+
+
+def test_nothing_is_opened_after_the_round_is_finished(joint: Any) -> None:
+    products = joint.server.products()
+    holder = (weighed(joint), joint.key_holder("bank_00"))[1]
+    holder.open(joint.server.aggregate())
+    holder.finish()
+    with pytest.raises(AlreadyOpenedError, match="already opened; nothing"):
+        scorer(joint, "bank_00").open(products)
+
+
+def test_no_inner_product_is_opened_without_the_approval_of_every_participant(joint: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(scorer_module, "open_products", None)
+    for approvals in (approvals_of(joint)[1:], [*approvals_of(joint), approvals_of(joint)[0]], approvals_of(joint)[::-1]):
+        with pytest.raises(OpeningRefusedError, match="expected the approval of every participant, once"):
+            scorer(joint, "bank_00").open(products_of(joint, approvals))
+
+
+def test_the_opening_is_on_record_before_anything_is_decrypted(joint: Any, monkeypatch: Any) -> None:
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    first, second = joint.server.products(), products_of(joint)
+    monkeypatch.setattr(scorer_module, "open_products", crash)
+    with pytest.raises(KeyboardInterrupt):
+        scorer(joint, "bank_00").open(first)
+    monkeypatch.undo()
+    with pytest.raises(AlreadyOpenedError):
+        scorer(joint, "bank_00").open(second)
+    assert scorer(joint, "bank_00").open(first)
+
+
+def test_a_server_that_repeats_a_mask_has_nothing_opened(joint: Any, monkeypatch: Any) -> None:
+    once = ZeroSumMask(PARAMS).take()
+    monkeypatch.setattr(ZeroSumMask, "take", lambda self: once)
+    with pytest.raises(TamperedProductsError):
+        scorer(joint, "bank_00").open(products_of(joint))
+
+
+def test_hostile_products_are_refused_with_one_error(joint: Any) -> None:
+    data = joint.server.products()
+    for bad in (b"", data[:-1], data[:100] + b"\0" + data[101:], data + b"\0", joint.server.close()):
+        with pytest.raises(InvalidMessageError):
+            decode_products(bad, joint.context, joint.key_id)
+
+
+def test_products_of_another_key_are_refused(joint: Any) -> None:
+    with pytest.raises(RoundMismatchError):
+        decode_products(joint.server.products(), joint.context, bytes(16))
+
+
+def test_an_aggregate_is_not_opened_before_its_inner_products(joint: Any) -> None:
+    data = weighed(joint, ["bank_00", "bank_01", "bank_02"]).server.aggregate()
+    with pytest.raises(OpeningRefusedError, match="open the products first"):
+        joint.key_holder("bank_03").open(data)
+    scorer(joint, "bank_03").open(joint.server.products())
+    assert joint.key_holder("bank_03").open(data)
+
+
+def test_two_weightings_of_the_same_ciphertexts_are_refused(joint: Any) -> None:
+    data = weighed(joint).server.aggregate()
+    names = list(joint.uploads)
+    right = joint.server.coefficients()
+    for numbers in ([1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [2 * number for number in right.values()], list(right.values())[::-1]):
+        counting = [name for name, number in zip(names, numbers, strict=True) if number]
+        vectors = dict(zip(names, vectors_of(joint), strict=True))
+        total = weighted_sum([vectors[name] for name in counting], [number for number in numbers if number])
+        forged = encode_aggregate(
+            joint.context,
+            joint.parties.server,
+            joint.server.close(),
+            approvals_of(joint),
+            uploads=[abridge(joint.uploads[name]) for name in names],
+            total=total,
+            coefficients=numbers,
+        )
+        with pytest.raises(OpeningRefusedError, match="other coefficients than follow"):
+            joint.key_holder("bank_00").open(forged)
+    assert joint.key_holder("bank_00").open(data)
+
+
+def test_a_sum_with_other_coefficients_than_it_says_is_refused(joint: Any) -> None:
+    weighed(joint)
+    right, names = joint.server.coefficients(), list(joint.uploads)
+    vectors = dict(zip(names, vectors_of(joint), strict=True))
+    chosen = [name for name in names if right[name]]
+    forged = encode_aggregate(
+        joint.context,
+        joint.parties.server,
+        joint.server.close(),
+        approvals_of(joint),
+        uploads=[abridge(joint.uploads[name]) for name in names],
+        total=weighted_sum([vectors[name] for name in chosen], [1, 1, 2]),
+        coefficients=list(right.values()),
+    )
+    with pytest.raises(TamperedAggregateError):
+        joint.key_holder("bank_00").open(forged)
+
+
+def test_openers_that_find_different_coefficients_have_nothing_summed(joint: Any) -> None:
+    weighed(joint, ["bank_00", "bank_01"])
+    with pytest.raises(CohortError, match="openers that sent coefficients"):
+        joint.server.aggregate()
+    other = encode_coefficients(joint.context, joint.parties.clients["bank_02"], digest_of(joint), (1, 1, 1, 1, 1))
+    joint.server.receive_coefficients(other)
+    with pytest.raises(CohortError, match="did not find the same coefficients"):
+        joint.server.aggregate()
+
+
+def test_a_skipped_round_has_no_aggregate(joint: Any) -> None:
+    joint.server.products()
+    for name in joint.uploads:
+        joint.server.receive_coefficients(encode_coefficients(joint.context, joint.parties.clients[name], digest_of(joint), (0,) * 5))
+    with pytest.raises(RoundSkippedError, match="no weights that the policy allows"):
+        joint.server.aggregate()
+
+
+def test_who_found_no_weights_opens_no_aggregate(people5: Any) -> None:
+    # Two groups disagree about nothing here: the policy of the opener alone skips the round.
+    joint = uploaded(people5)
+    data = weighed(joint).server.aggregate()
+    journal = joint.parties.journal("bank_00")
+    kept = scorer(joint, "bank_00").open(joint.server.products())[1]
+    journal.keep_decision(joint.context, replace(kept, coefficients=dict.fromkeys(joint.uploads, 0)).to_bytes())
+    with pytest.raises(OpeningRefusedError, match="is skipped"):
+        joint.key_holder("bank_00").open(data)
+
+
+def test_coefficients_come_after_products_and_once(joint: Any) -> None:
+    message = encode_coefficients(joint.context, joint.parties.clients["bank_00"], digest_of(joint), (1, 1, 1, 0, 0))
+    with pytest.raises(CohortError, match="products that were never made"):
+        joint.server.receive_coefficients(message)
+    joint.server.products()
+    assert joint.server.receive_coefficients(message) == joint.server.receive_coefficients(message) == "bank_00"
+    other = encode_coefficients(joint.context, joint.parties.clients["bank_00"], digest_of(joint), (1, 1, 0, 1, 0))
+    with pytest.raises(CohortError, match="sent another"):
+        joint.server.receive_coefficients(other)
+    assert joint.server.received(Kind.COEFFICIENTS) == ("bank_00",)
+
+
+def test_coefficients_for_another_digest_are_refused(joint: Any) -> None:
+    joint.server.products()
+    other = replace(digest_of(joint), rule="another")
+    with pytest.raises(RoundMismatchError, match="weighed another digest"):
+        joint.server.receive_coefficients(encode_coefficients(joint.context, joint.parties.clients["bank_00"], other, (1,) * 5))
+
+
+def test_nothing_is_multiplied_before_all_approved(people5: Any) -> None:
+    joint = people5.round().setup().upload(updates(people5))
+    joint.server.close()
+    with pytest.raises(CohortError, match="nothing was multiplied"):
+        joint.server.products()
+
+
+def test_a_server_that_restarts_sends_the_same_products(joint: Any) -> None:
+    assert joint.server.products() == joint.new_server().products()
+
+
+def test_parameters_of_sums_multiply_nothing(parties: Any) -> None:
+    joint = parties.round().setup().upload().approve_all()
+    with pytest.raises(UnsupportedInThisModeError, match="cannot multiply"):
+        joint.server.products()
+
+
+def test_the_seed_of_a_sketch_depends_on_every_approval(joint: Any) -> None:
+    digest, approvals = digest_of(joint), approvals_of(joint)
+    seeds = {sketch_seed(joint.context, digest, given) for given in (approvals, approvals[1:], approvals[::-1])}
+    assert len(seeds) == 3
+    assert sketch_seed(joint.context, replace(digest, rule="another"), approvals) not in seeds
