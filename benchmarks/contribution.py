@@ -1,8 +1,8 @@
 """What scores cost, and what the checks for free riders find. `python -m benchmarks.contribution --help` says the rest.
 
-Speed: Shapley values from one Gram matrix against averaging the updates again for every coalition, on the same updates. Detection:
-clients with extremely skewed labels train on scikit-learn's digits, free riders join them, and each check's hits are counted, and
-its false alarms of honest clients.
+Speed: Shapley values from one Gram matrix against averaging the updates again for every coalition, on the same updates. Encrypted:
+what the Gram matrix of ciphertexts costs. Detection: clients with extremely skewed labels train on scikit-learn's digits, free riders
+join them, and each check's hits are counted, and its false alarms of honest clients.
 """
 
 import json
@@ -23,6 +23,7 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
+from benchmarks import encrypted_gram
 from privfed.aggregation.gram import gram
 from privfed.aggregation.robust import FLTrust, GeometricMedian
 from privfed.aggregation.rules import MultiKrum, NearestNeighbourMixing
@@ -293,7 +294,8 @@ def measure(*, quick: bool, as_json: bool) -> None:
     speeds += [compare(clients=100, size=size, permutations=1000, again=again, repeats=repeats) for size in sizes]
     scoring = time_scoring(100, repeats=5 if quick else 15)
     detections, alarms, accuracy = detect(seeds=1 if quick else 5, rounds=4 if quick else 25)
-    failures = missed(speeds, scoring)
+    encrypted = encrypted_gram.measure_all(clients=10, sizes=sizes)
+    failures = [*missed(speeds, scoring), *encrypted_gram.missed(encrypted)]
     if as_json:
         report = {
             "machine": {
@@ -303,6 +305,7 @@ def measure(*, quick: bool, as_json: bool) -> None:
             },
             "speed": [asdict(speed) for speed in speeds],
             "scoring": [asdict(score) for score in scoring],
+            "encrypted": [asdict(cost) for cost in encrypted],
             "alpha": EXTREME,
             "accuracy": accuracy,
             "detection": [asdict(detection) for detection in detections],
@@ -313,6 +316,7 @@ def measure(*, quick: bool, as_json: bool) -> None:
         typer.echo(json.dumps(report, indent=2))
     else:
         print_tables(speeds, scoring, detections, alarms, accuracy)
+        encrypted_gram.print_costs(encrypted)
         for failure in failures:
             typer.echo(failure, err=True)
     if failures and not quick:

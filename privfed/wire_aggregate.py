@@ -95,7 +95,8 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
     digest_size = LENGTH_BYTES + MAX_FRAME_BYTES + max_digest_payload(context)
     chunk_size = params.polynomial_bytes + clients * SEED_BYTES if params.seeded_sums else params.sum_chunk_bytes
     total_size = params.chunks(context.agreement.sent_layout) * chunk_size
-    max_payload = approvals_size + digest_size + clients * (COEFFICIENT_BYTES + ABRIDGED_BYTES) + total_size
+    per_upload = ABRIDGED_BYTES + (COEFFICIENT_BYTES if context.agreement.scored else 0)
+    max_payload = approvals_size + digest_size + clients * per_upload + total_size
     frame = unseal(data, context, Kind.AGGREGATE, max_payload=max_payload)
     check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)

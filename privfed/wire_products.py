@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from privfed.agreement import DIGEST_BYTES, RoundContext
 from privfed.digest import COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
-from privfed.errors import RoundMismatchError, UnsupportedInThisModeError
+from privfed.errors import InvalidMessageError, RoundMismatchError, UnsupportedInThisModeError
 from privfed.he.product import MaskedProducts, pairs
 from privfed.he.product_params import ProductParams
 from privfed.identity import SIGNATURE_BYTES, Identity
@@ -36,14 +36,14 @@ class OpenableProducts:
 
 
 def product_params(context: RoundContext) -> ProductParams:
-    """The session's parameters.
+    """Parameters of a scored session.
 
     Raises:
-        UnsupportedInThisModeError: If they are none for products.
+        UnsupportedInThisModeError: If the session is none.
     """
     params = context.agreement.params
-    if not isinstance(params, ProductParams):
-        raise UnsupportedInThisModeError("the parameters of this session cannot multiply ciphertexts; nothing was done")
+    if not isinstance(params, ProductParams) or not context.agreement.scored:
+        raise UnsupportedInThisModeError("the rule of this session needs no inner products; nothing was multiplied")
     return params
 
 
@@ -84,7 +84,9 @@ def decode_products(data: bytes, context: RoundContext, key_id: bytes) -> Openab
         RoundMismatchError: If it is authentic and speaks of another key than `key_id`, or an approval is of another digest.
         PrivFedError: As `message.unseal`.
     """
-    params, clients = product_params(context), len(context.agreement.roster.clients)
+    params, clients = context.agreement.params, len(context.agreement.roster.clients)
+    if not isinstance(params, ProductParams) or not context.agreement.scored:
+        raise InvalidMessageError  # nobody sends these in such a session
     countersigned = len(context.agreement.populations) * SIGNATURE_BYTES
     approvals_size = COUNT_BYTES + clients * (LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
     digest_size = LENGTH_BYTES + MAX_FRAME_BYTES + max_digest_payload(context)
@@ -100,7 +102,7 @@ def decode_products(data: bytes, context: RoundContext, key_id: bytes) -> Openab
     chunks = tuple(reader.take(params.product_bytes) for _ in pairs(uploads))
     reader.end()
     if uploads < 2:
-        raise RoundMismatchError("products of one upload are its own; the message was dropped and nothing happened")
+        raise InvalidMessageError
     products = MaskedProducts(params=params, key_id=key_id, count=uploads, chunks=chunks)
     return OpenableProducts(digest=digest, approved_by=names, products=products, seed=sketch_seed(context, digest, approvals))
 
@@ -124,6 +126,8 @@ def decode_coefficients(data: bytes, context: RoundContext, digest: RoundDigest)
         RoundMismatchError: If it is authentic and speaks of another digest.
         PrivFedError: As `message.unseal`.
     """
+    if not context.agreement.scored:
+        raise InvalidMessageError
     most = DIGEST_BYTES + len(context.agreement.roster.clients) * COEFFICIENT_BYTES
     frame = unseal(data, context, Kind.COEFFICIENTS, max_payload=most)
     check_key(frame.sender, frame.key_id, digest.key_id)

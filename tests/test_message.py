@@ -26,8 +26,11 @@ from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, write_text
 from privfed.update import Layout
 from privfed.wire import decode_abort, decode_approval, decode_digest, decode_setup, decode_upload, encode_abort, encode_setup
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_products import decode_coefficients, decode_products
 
-KINDS = pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
+# Those of scored rounds are refused in the sessions here; in their own they are tested in tests/test_scorer.py.
+SCORED = (Kind.PRODUCTS, Kind.COEFFICIENTS)
+KINDS = pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in SCORED], ids=lambda kind: kind.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,8 @@ class Traffic:
             Kind.APPROVAL: lambda: decode_approval(data, context, self.digest),
             Kind.AGGREGATE: lambda: decode_aggregate(data, context, self.key_id),
             Kind.ABORT: lambda: decode_abort(data, context, self.key_id),
+            Kind.PRODUCTS: lambda: decode_products(data, context, self.key_id),
+            Kind.COEFFICIENTS: lambda: decode_coefficients(data, context, self.digest),
         }
         return decoders[kind]()
 

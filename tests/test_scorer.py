@@ -300,9 +300,9 @@ def test_a_server_that_restarts_sends_the_same_products(joint: Any) -> None:
     assert joint.server.products() == joint.new_server().products()
 
 
-def test_parameters_of_sums_multiply_nothing(parties: Any) -> None:
+def test_a_session_with_agreed_weights_multiplies_nothing(parties: Any) -> None:
     joint = parties.round().setup().upload().approve_all()
-    with pytest.raises(UnsupportedInThisModeError, match="cannot multiply"):
+    with pytest.raises(UnsupportedInThisModeError, match="needs no inner products"):
         joint.server.products()
 
 
@@ -311,3 +311,62 @@ def test_the_seed_of_a_sketch_depends_on_every_approval(joint: Any) -> None:
     seeds = {sketch_seed(joint.context, digest, given) for given in (approvals, approvals[1:], approvals[::-1])}
     assert len(seeds) == 3
     assert sketch_seed(joint.context, replace(digest, rule="another"), approvals) not in seeds
+
+
+# ---- frames
+
+
+@pytest.fixture(params=["products", "coefficients"])
+def message(request: Any, joint: Any) -> Any:
+    """An authentic message of each kind of a scored round, who signed it, and what its receiver calls."""
+    data = joint.server.products()
+    if request.param == "products":
+        return data, joint.parties.server, lambda given: decode_products(given, joint.context, joint.key_id)
+    bank, digest = joint.parties.clients["bank_00"], digest_of(joint)
+    return (
+        encode_coefficients(joint.context, bank, digest, (1, 2, 3, 0, 0)),
+        bank,
+        lambda given: decode_coefficients(given, joint.context, digest),
+    )
+
+
+def test_a_flipped_bit_a_missing_or_an_added_byte_is_refused(message: Any) -> None:
+    data, _, decode = message
+    decode(data)
+    for position in sorted({*range(0, 560, 7), *range(len(data) - 70, len(data), 7), *range(560, len(data), 400_009)}):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << position % 8
+        for bad in (bytes(flipped), data[:position]):
+            with pytest.raises(InvalidMessageError):
+                decode(bad)
+    for bad in (data + b"\0", b"\0" + data, data + data):
+        with pytest.raises(InvalidMessageError):
+            decode(bad)
+
+
+def test_a_payload_of_another_length_or_signer_is_refused_even_when_signed(message: Any, joint: Any) -> None:
+    data, signer, decode = message
+    body = data[:-64]
+    for other in (joint.parties.clients["bank_01"], joint.parties.server if signer.name == "bank_00" else joint.parties.clients["bank_00"]):
+        with pytest.raises(InvalidMessageError):
+            decode(body + other.sign(body))
+    for changed in (body + b"\0", body[:-1]):
+        with pytest.raises(InvalidMessageError):
+            decode(changed + signer.sign(changed))
+
+
+def test_a_message_of_another_attempt_is_refused_by_name(message: Any, joint: Any) -> None:
+    data, *_ = message
+    other = replace(joint.context, attempt=1)
+    digest = digest_of(joint)
+    with pytest.raises(RoundMismatchError, match="attempt"):
+        decode_products(data, other, joint.key_id) if len(data) > 10_000 else decode_coefficients(data, other, digest)
+
+
+def test_masked_words_beyond_a_prime_are_refused(joint: Any) -> None:
+    data = joint.server.products()
+    message = decode_products(data, joint.context, joint.key_id)
+    bad = replace(message.products, chunks=(b"\xff" * PARAMS.product_bytes, *message.products.chunks[1:]))
+    forged = encode_products(joint.context, joint.parties.server, joint.server.close(), approvals_of(joint), products=bad)
+    with pytest.raises(InvalidMessageError):
+        scorer(joint, "bank_00").open(forged)

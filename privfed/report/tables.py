@@ -245,7 +245,22 @@ def traffic(history: History) -> str:
     received = f", and received {fmean(down):,.0f} ({history.bytes_down_per_parameter:.2f})" if down else ""
     return (
         f"Per round, a client sent {fmean(up):,.0f} bytes on average ({history.bytes_up_per_parameter:.2f} per weight of the model)"
-        f"{received}."
+        f"{received}.{_scoring(history)}"
+    )
+
+
+def _scoring(history: History) -> str:
+    """What was opened to find the coefficients, in sentences; empty where they were agreed."""
+    records = [summary.record for summary in history.rounds if summary.record.disclosed]
+    if not records:
+        return ""
+    opened, size = sum(record.disclosed for record in records), fmean(record.bytes_scoring for record in records)
+    assurances = ", ".join(sorted({record.assurance.lower().replace("_", " ") for record in records}))
+    fallbacks = sum(record.fallback != "NONE" for record in records)
+    return (
+        f" To weigh the updates, each opener received {size:,.0f} bytes of these per round and opened {opened:,} inner products in "
+        f"{len(records)} rounds: rounded norms and angles of updates, and no update. They rest on a server that is {assurances}."
+        + (f" In {fallbacks} rounds the weights of the rounds before were taken." if fallbacks else "")
     )
 
 
