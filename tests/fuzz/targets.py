@@ -12,14 +12,14 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from privfed.aggregation.rules import FedAvg
+from privfed.aggregation.rules import FedAvg, MultiKrum
 from privfed.agreement import Agreement, OpeningPolicy, RoundContext, decode_agreement, encode_agreement
 from privfed.digest import RoundDigest, hash_message
 from privfed.dp.countersign import read_statement
@@ -29,6 +29,8 @@ from privfed.dp.statement import PrivacyStatement
 from privfed.errors import InvalidMessageError, PrivFedError
 from privfed.he.additive import check_chunk
 from privfed.he.params import CkksParams
+from privfed.he.product import MaskedProducts
+from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey, encrypt
 from privfed.identity import SIGNATURE_BYTES, Identity, Roster
 from privfed.keys.chain import KeyChain
@@ -53,6 +55,7 @@ from privfed.wire import (
     encode_upload,
 )
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_products import decode_coefficients, decode_products, encode_coefficients, encode_products
 
 CORPUS = Path(__file__).parent / "corpus"
 LARGEST = 40_000
@@ -94,7 +97,14 @@ class Session:
         )
         self.context = RoundContext(agreement=agreement, round=3)
         self.key = round_key(SharedKey.generate(), self.context)
-        self.signers = {kind: self.server if kind in (Kind.DIGEST, Kind.AGGREGATE) else self.banks[0] for kind in Kind}
+        # The same people under a rule that looks at inner products: two kinds of messages exist there alone.
+        scored = replace(agreement, params=ProductParams.exact(), rule=MultiKrum(byzantine=0, keep=3), populations={})
+        self.scored = RoundContext(agreement=scored, round=3)
+        from_server = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS)
+        self.signers = {kind: self.server if kind in from_server else self.banks[0] for kind in Kind}
+
+    def context_of(self, kind: Kind) -> RoundContext:
+        return self.scored if kind in (Kind.PRODUCTS, Kind.COEFFICIENTS) else self.context
 
     @cached_property
     def update(self) -> Update[Any]:
@@ -109,6 +119,20 @@ class Session:
         names = self.context.agreement.roster.names
         hashes = tuple(hash_message(name.encode()) for name in names)
         return RoundDigest(participants=names, coefficients=(1, 1, 1), upload_hashes=hashes, rule="FedAvg", key_id=self.key.key_id)
+
+    @cached_property
+    def scored_digest(self) -> RoundDigest:
+        names = self.scored.agreement.roster.names[:2]
+        hashes = tuple(hash_message(name.encode()) for name in names)
+        rule = self.scored.agreement.rule.name
+        return RoundDigest(participants=names, coefficients=(0, 0), upload_hashes=hashes, rule=rule, key_id=self.key.key_id)
+
+    def _products(self) -> bytes:
+        params = ProductParams.exact()
+        products = MaskedProducts(params=params, key_id=self.key.key_id, count=2, chunks=(bytes(params.product_bytes),) * 3)
+        digest = encode_digest(self.scored, self.server, self.scored_digest)
+        approvals = [encode_approval(self.scored, bank, self.scored_digest) for bank in self.banks[:2]]
+        return encode_products(self.scored, self.server, digest, approvals, products=products)
 
     @cached_property
     def messages(self) -> Mapping[Kind, bytes]:
@@ -131,6 +155,8 @@ class Session:
             Kind.APPROVAL: approvals[0],
             Kind.AGGREGATE: seal(self.context, self.server, Kind.AGGREGATE, key_id=self.key.key_id, payload=payload),
             Kind.ABORT: encode_abort(self.context, bank, self.key.key_id),
+            Kind.PRODUCTS: self._products(),
+            Kind.COEFFICIENTS: encode_coefficients(self.scored, bank, self.scored_digest, (1, 2)),
         }
 
     def decode(self, kind: Kind, data: bytes) -> None:
@@ -148,6 +174,10 @@ class Session:
                 decode_aggregate(data, self.context, key_id)
             case Kind.ABORT:
                 decode_abort(data, self.context, key_id)
+            case Kind.PRODUCTS:
+                decode_products(data, self.scored, key_id)
+            case Kind.COEFFICIENTS:
+                decode_coefficients(data, self.scored, self.scored_digest)
 
     def stranger(self, kind: Kind) -> Target:
         """Bytes as they come from the network."""
@@ -165,12 +195,12 @@ class Session:
 
     def insider(self, kind: Kind) -> Target:
         """A payload that its rightful sender signed."""
-        empty = seal(self.context, self.signers[kind], kind, key_id=self.key.key_id, payload=b"")
+        empty = seal(self.context_of(kind), self.signers[kind], kind, key_id=self.key.key_id, payload=b"")
         payload = self.messages[kind][len(empty) - SIGNATURE_BYTES : -SIGNATURE_BYTES]
 
         def run(data: bytes) -> None:
             with suppress(PrivFedError):
-                self.decode(kind, seal(self.context, self.signers[kind], kind, key_id=self.key.key_id, payload=data))
+                self.decode(kind, seal(self.context_of(kind), self.signers[kind], kind, key_id=self.key.key_id, payload=data))
 
         return Target(run=run, samples=(payload,))
 
