@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from privfed.aggregation.rules import FedAvg as FedAvg
     from privfed.aggregation.rules import MultiKrum as MultiKrum
     from privfed.agreement import OpeningPolicy as OpeningPolicy
+    from privfed.agreement import Validator as Validator
     from privfed.audit.run import run_audit as run_audit
     from privfed.client import Client as Client
     from privfed.consortium import Consortium as Consortium
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from privfed.engines.local import simulate as simulate
     from privfed.errors import PrivFedError as PrivFedError
     from privfed.he.params import CkksParams as CkksParams
+    from privfed.he.product_params import ProductParams as ProductParams
     from privfed.he.secret import SharedKey as SharedKey
     from privfed.history import History as History
     from privfed.report.write import write_report as write_report
@@ -46,6 +48,7 @@ _HOMES = {
     "FedAvg": "privfed.aggregation.rules",
     "MultiKrum": "privfed.aggregation.rules",
     "OpeningPolicy": "privfed.agreement",
+    "Validator": "privfed.agreement",
     "run_audit": "privfed.audit.run",
     "Client": "privfed.client",
     "Consortium": "privfed.consortium",
@@ -64,6 +67,7 @@ _HOMES = {
     "simulate": "privfed.engines.local",
     "PrivFedError": "privfed.errors",
     "CkksParams": "privfed.he.params",
+    "ProductParams": "privfed.he.product_params",
     "SharedKey": "privfed.he.secret",
     "History": "privfed.history",
     "write_report": "privfed.report.write",

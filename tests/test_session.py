@@ -364,7 +364,7 @@ def test_an_opening_is_finished_after_the_model_is_stored_and_the_countersignatu
     done: list[str] = []
 
     class Holder:
-        digest, heads = b"h" * 32, None
+        digest, heads, decision = b"h" * 32, None, None
 
         def __init__(self, **_: object) -> None: ...
 
@@ -574,7 +574,7 @@ def test_what_was_opened_is_told_to_training_with_its_attempt(bank: Bank, monkey
         session.apply(step(bank), digest=b"h" * 32, attempt=7)
 
     class Holder:
-        digest, heads = b"h" * 32, SignedHeads(statements={}, countersignatures={})
+        digest, heads, decision = b"h" * 32, SignedHeads(statements={}, countersignatures={}), None
 
         def __init__(self, **_: object) -> None: ...
         def open(self, data: bytes) -> Aggregate[PlainVector]:
