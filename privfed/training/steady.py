@@ -1,7 +1,7 @@
 """Whether a record's gradient is the same, bit for bit, wherever in a batch the record stands and whatever stands beside it.
 
 Products of matrices round a row by the way in which its place is computed: BLAS takes other instructions for the last rows, for narrow
-results, and for small products. Usually that is one bit of float32. Where the bit decides on which side of a kink (ReLU) a record falls,
+results, for small products, and for memory that is not aligned. Usually that is one bit of float32. Where the bit decides on which side of a kink (ReLU) a record falls,
 it is another gradient, and records can be made to fall there: then one more record, which moves the others by a place, moves the sum
 by more than its own gradient.
 
@@ -27,14 +27,14 @@ Pieces = Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]
 
 
 def filled_up(records: torch.Tensor, rows: int) -> torch.Tensor:
-    """The records, and the first one again until there are `rows` of them.
+    """A copy of the records, and the first one again until there are `rows` of them.
+
+    A copy, because products of rows that lie elsewhere in memory, beside a multiple of 64 bytes, are rounded in yet another way.
 
     Args:
         records: Of shape (records, ...), at least one. Private.
         rows: At least as many.
     """
-    if len(records) == rows:
-        return records
     return torch.cat([records, records[:1].expand(rows - len(records), *records.shape[1:])])
 
 

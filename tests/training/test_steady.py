@@ -135,6 +135,31 @@ def test_the_compiled_sum_takes_the_same_gradients_whichever_way_its_batch_goes(
     )
 
 
+class Merchants(nn.Module):
+    """So many parameters that a pass takes a single record, wherever it lies in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.merchant, self.head = nn.Linear(COLUMNS, 17), nn.Embedding(350_000, 24), nn.Linear(41, 1)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        merchants = self.merchant(features[:, 0].long())
+        return self.head(torch.cat([self.numbers(features).relu(), merchants], dim=1))
+
+
+def test_one_record_more_moves_the_sum_of_records_on_a_kink_by_no_more_than_the_bound_in_passes_of_one_record() -> None:
+    model = seeded(Merchants)
+    source = _clipped_gradients(model, loss=binary_cross_entropy, max_grad_norm=BOUND, inputs=COLUMNS)
+    assert list(source.shapes) == [1]
+    features = torch.randn(12, COLUMNS)
+    features[:, 0] = 0
+    features[1:] = features[0]
+    labels = torch.ones(12, dtype=torch.int64)
+    norms = source.sum(features, labels).norms
+    # The same record twelve times, each beside another multiple of 64 bytes, unless it is copied.
+    assert (norms == norms[0]).all()
+
+
 class ByPlace(nn.Module):
     """Adds the last bit of float32 to every record of one place in a batch, for batches of one shape."""
 
@@ -185,7 +210,11 @@ def test_a_layer_that_was_derived_from_linear_is_left_as_it_is() -> None:
 def test_passes_are_filled_up_with_the_first_record_and_layers_with_zeros() -> None:
     records = torch.arange(6.0).view(3, 2)
     assert filled_up(records, 5).tolist() == [[0, 1], [2, 3], [4, 5], [0, 1], [0, 1]]
-    assert filled_up(records, 3) is records
+    assert torch.equal(filled_up(records, 3), records)
+    for start in range(3):
+        part = filled_up(records[start:], 3 - start)
+        assert torch.equal(part, records[start:])
+        assert part.data_ptr() % 64 == 0
     assert widened(records, 4, 3).tolist() == [[0, 1, 0], [2, 3, 0], [4, 5, 0], [0, 0, 0]]
     assert widened(records, 3, 2) is records
     assert ROWS == steady.ROWS == 64
