@@ -116,7 +116,7 @@ def cardinality_epsilon(fewer: Sequence[PlainVector], more: Sequence[PlainVector
         delta: The privacy parameter.
         significance: Probability with which the bound is too high.
     """
-    without, with_it = (np.array([np.linalg.norm(update.values) for update in updates]) for updates in (fewer, more))
+    without, with_it = (np.array([float(np.linalg.norm(update.values)) for update in updates]) for updates in (fewer, more))
     # Which of the two is larger is not known beforehand.
     either = (CanaryScores(included=sign * with_it, excluded=sign * without) for sign in (1.0, -1.0))
     return max(clopper_pearson_epsilon(scores, delta=delta, significance=significance / 2) for scores in either)
