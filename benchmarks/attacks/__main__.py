@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks.attacks.cases import cases
 from benchmarks.attacks.images import PeerError, find_images, image_cases, peer_case
 from benchmarks.attacks.outcome import Case, Missing, Outcome, outcome
+from benchmarks.attacks.servers import server_cases
 
 NOT_REACHED = 1
 PEER = "breaching"
@@ -35,7 +36,7 @@ def measure(case: Case, *, quick: bool) -> Outcome:
 def results(*, quick: bool, alone: bool, only: str) -> Iterator[Outcome | Missing]:
     """Outcomes, as they come."""
     path = find_images()
-    chosen = [case for case in (*cases(), *([] if path is None else image_cases(path))) if only in case.attack]
+    chosen = [case for case in (*cases(), *server_cases(), *([] if path is None else image_cases(path))) if only in case.attack]
     for case in chosen:
         if not quick or case.quick:
             yield measure(case, quick=quick)

@@ -152,3 +152,28 @@ def test_an_attack_on_an_update_that_says_nothing_scores_as_the_baseline_or_says
         result = attacks[name](silent)
         found = result.rows if isinstance(result, Reconstruction) else np.zeros((0, 50))
         assert score_rows(found, rows, schema=schema, tolerance=tolerance, baseline=mean) == baseline, name
+
+
+FEW_CATEGORIES = {"numeric": 8, "categories": (5,)}
+
+
+@pytest.mark.parametrize(("name", "columns"), [("analytic", FEW_CATEGORIES), ("quotients", {}), ("unmix", {})])
+def test_the_confidence_of_attacks_that_read_a_layer_separates_success_from_failure(
+    name: str, columns: dict[str, object], attacks, generate_table, observe
+) -> None:
+    right, wrong = [], []
+    table = generate_table(**columns)
+    for size in (2, 4, 8, 16, 24):
+        for seed in range(5):
+            rows, labels = table.batch(size, seed=seed)
+            torch.manual_seed(seed)
+            result = attacks[name](observe(rows, labels, table.schema, model=mlp(table.schema.width, hidden=(64, 32)), seed=seed))
+            if isinstance(result, Reconstruction):
+                off = (np.abs(result.rows[:, None] - rows) / (table.schema.high - table.schema.low)).max(axis=2).min(axis=1)
+                right += result.confidence[off <= 0.01].tolist()
+                wrong += result.confidence[off > 0.03].tolist()
+    assert len(right) >= 20
+    assert len(wrong) >= 10
+    # Without any meaning a right row would have the higher confidence in one pair of two.
+    pairs = np.sign(np.array(right)[:, None] - np.array(wrong))
+    assert np.mean((pairs + 1) / 2) > 0.7

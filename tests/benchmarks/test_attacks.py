@@ -12,6 +12,7 @@ from benchmarks.attacks import __main__ as attacks
 from benchmarks.attacks.cases import cases
 from benchmarks.attacks.images import find_images, image_cases
 from benchmarks.attacks.outcome import Case, Missing, Trial, outcome
+from benchmarks.attacks.servers import server_cases
 
 torch.set_num_threads(1)
 APP = typer.Typer()
@@ -78,8 +79,17 @@ def test_attacks_are_no_worse_than_guesses_in_the_quick_form(monkeypatch: pytest
     assert "no cifar10_12k.npz" in lines[2]["missing"]
 
 
+@pytest.mark.parametrize("name", ["imprinting", "disaggregation", "label distribution", "Dirac-row"])
+def test_what_is_read_by_servers_and_found_by_auditors_is_more_than_guessed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in server_cases():
+        if name in one.attack:
+            told = one.run(0)
+            assert told.score > told.baseline or ("right client" in one.setting and told.score == 1.0)
+
+
 def test_a_broken_promise_is_the_exit_status_and_stands_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attacks, "find_images", lambda: None)
+    monkeypatch.setattr(attacks, "server_cases", lambda: ())
     monkeypatch.setattr(attacks, "cases", lambda: (case(least=0.6),))
     printed = CliRunner().invoke(APP, [])
     assert printed.exit_code == 1
@@ -106,7 +116,7 @@ def test_a_peer_that_cannot_be_installed_or_does_not_run_is_told_with_the_reason
 
 
 def test_every_case_has_a_name_of_its_own_and_is_judged_on_several_seeds(tmp_path: Path) -> None:
-    every = [*cases(), *image_cases(tmp_path)]
+    every = [*cases(), *server_cases(), *image_cases(tmp_path)]
     assert len({(one.attack, one.setting) for one in every}) == len(every)
     assert all(one.repeats >= 3 for one in every)
     assert all(one.repeats >= 10 for one in every if one.least is not None and "photo" not in one.setting)
