@@ -79,7 +79,7 @@ class FolderInUseError(PrivFedError):
 
 @final
 class ModelMismatchError(PrivFedError):
-    """Two parties opened the same rounds and hold different models. It cannot happen while opened sums are exact."""
+    """Two parties hold different models: which cannot happen while opened sums are exact, or a received model is not the agreed one."""
 
 
 class CohortError(PrivFedError):

@@ -21,7 +21,7 @@ from privfed.consortium import Consortium, Plaintext
 from privfed.dp.clipping import AdaptiveClipping
 from privfed.errors import UnsupportedModelError
 from privfed.training.loss import cross_entropy
-from privfed.training.mechanism import DpSgd
+from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.training.model import mlp
 from tests.consortia import OPEN, PRIVATE, SCHEMA, consortium, network
 
@@ -49,8 +49,10 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         honest_train, honest = privfed.client.train, Trainer.train
 
         def train(self: Trainer, *start: object, **where: object) -> object:
-            def otherwise(*arguments: object, mechanism: DpSgd, **options: object) -> object:
-                return honest_train(*arguments, mechanism=replace(mechanism, **change), **options)  # type: ignore[arg-type]
+            def otherwise(*arguments: object, mechanism: TrainingMechanism, **options: object) -> object:
+                # While another bank is measured, this one sends zeros, for which it does not train privately.
+                planted = replace(mechanism, **change) if isinstance(mechanism, DpSgd) else mechanism  # type: ignore[arg-type]
+                return honest_train(*arguments, mechanism=planted, **options)  # type: ignore[arg-type]
 
             with monkeypatch.context() as patch:
                 if self._client.name == bank:

@@ -5,7 +5,6 @@ one by one, or of several clients. Noise is what stops it.
 """
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,31 +13,17 @@ from threadpoolctl import threadpool_limits
 from privfed.attacks.analytic import EXACT
 from privfed.attacks.facts import Activation, TableSchema
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction, linear_layers
+from privfed.attacks.pooling import whole_categories
 from privfed.attacks.row_space import RowSpace, row_space
+from privfed.attacks.separation import Separation, choose, separate
 from privfed.attacks.silent_neurons import SILENT, STARTS, SilentNeurons
 from privfed.attacks.unmixing import whole_records
 
 _CERTIFICATE = "certified rows are records by the schema, and all rows together explain which neurons stayed silent for each of them"
 
-# One neuron in fifty may have changed sides between steps, or been fired too weakly to show.
-_AGREEMENT = 0.98
-# So near to its threshold, as a share of what it usually gets, a neuron may be on either side.
-_UNDECIDED = 0.02
 _DEVIATIONS = 6.0
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Separation:
-    """Rows of shape (rank, width), their deviations, and the share of neurons that behave as each row says."""
-
-    rows: NDArray[np.float64]
-    deviations: NDArray[np.float64]
-    agreement: NDArray[np.float64]
-
-    @property
-    def explained(self) -> NDArray[np.float64]:
-        """How much better than chance each row explains the neurons, from 0 to 1."""
-        return np.clip(2 * self.agreement - 1, 0, 1)
+# A category is known if its entries are known to within this.
+_WHOLE = 0.25
 
 
 # Matrices this small only wait for each other's threads.
@@ -50,9 +35,9 @@ def spear(observation: Observation, *, starts: int = 20_000, seed: int = 0) -> R
     whole records of the row space (see `unmix`), which is faster; which of them are the rows is decided by the neurons.
 
     A row is certified if the rows found are as many as the rank and explain together, for 98 of 100 neurons each, which of them
-    the row fires and which it leaves silent; if it is known to within `EXACT` of each column's range; and if it is a record by the
-    schema: in range, one category in each block. So a certificate is wrong only if rows fire the same neurons in the same
-    proportion, which shows them as one.
+    the row fires and which it leaves silent, which no other records of the row space do; if its numbers are known to within `EXACT` of
+    each column's range; and if it is a record by the schema: in range, one category in each block, and known which. So a certificate
+    is wrong only if rows fire the same neurons in the same proportion, which shows them as one.
 
     Not applicable without ReLU, to updates of adaptive optimisers, and to at least as many rows as the layer can keep apart.
 
@@ -72,12 +57,12 @@ def spear(observation: Observation, *, starts: int = 20_000, seed: int = 0) -> R
     if observation.activation is not Activation.RELU or len(linear_layers(observation.layout)) < 2:
         return NotApplicable(reason="no ReLU follows the first layer: every neuron mixes all rows, and none is silent for any")
     schema, rng = observation.schema, np.random.default_rng(seed)
-    best: _Separation | None = None
+    best: Separation | None = None
     for cut in space.cuts():
         found = _separate(cut, schema, rng=rng, starts=starts)
         if found is not None and (best is None or found.explained.sum() > best.explained.sum()):
             best = found
-        if best is not None and best.agreement.min() >= _AGREEMENT:
+        if best is not None and best.complete:
             break
     if best is None:
         nothing = np.zeros(0)
@@ -89,12 +74,14 @@ def spear(observation: Observation, *, starts: int = 20_000, seed: int = 0) -> R
             seconds=time.perf_counter() - started,
         )
     valid = _records(best, schema)
-    explained = len(best.rows) == space.rank and best.agreement.min() >= _AGREEMENT
-    certified = valid & explained & (_DEVIATIONS * best.deviations <= EXACT * (schema.high - schema.low)).all(axis=1)
+    explained = len(best.rows) == space.rank and best.complete and not best.rival
+    certified = valid & explained & _known(best, schema).all(axis=1)
     confidence = _confidence(best, valid, schema)
     order = np.lexsort((-confidence, ~certified))
+    rows = best.rows.copy()
+    rows[valid] = whole_categories(rows[valid], schema=schema)
     return Reconstruction(
-        rows=best.rows[order],
+        rows=rows[order],
         certified=certified[order],
         confidence=np.where(certified, 1.0, confidence)[order],
         certificate=_CERTIFICATE if explained else "no row is certified, because not all rows together explain the silent neurons",
@@ -102,24 +89,28 @@ def spear(observation: Observation, *, starts: int = 20_000, seed: int = 0) -> R
     )
 
 
-def _separate(space: RowSpace, schema: TableSchema, *, rng: np.random.Generator, starts: int) -> _Separation | None:
+def _separate(space: RowSpace, schema: TableSchema, *, rng: np.random.Generator, starts: int) -> Separation | None:
     if space.rank == 1:
-        return _separation(space, np.ones((1, 1)))
+        return separate(space, np.ones((1, 1)))
     points = whole_records(space, schema)
     neurons = SilentNeurons(space, rng, guesses=points.combinations)
     if not neurons.enough:
         return None
     if points.fixed:
         neurons.add(_across(neurons.space, points.combinations))
-    best: _Separation | None = None
-    for _ in range(1 + starts // STARTS):
+    best: Separation | None = None
+    for turn in range(1 + starts // STARTS):
         directions = neurons.independent()
         if len(directions) == space.rank:
-            found = _separation(neurons.space, directions)
+            found = separate(neurons.space, directions)
             if best is None or found.explained.sum() > best.explained.sum():
                 best = found
-            if best.agreement.min() >= _AGREEMENT:
-                break
+        if turn == 0 and points.fixed and not (best is not None and best.complete):
+            chosen = choose(neurons.space, points.combinations, rng)
+            if chosen is not None and (best is None or chosen.explained.sum() > best.explained.sum()):
+                best = chosen
+        if best is not None and best.complete:
+            break
         neurons.search()
     return best
 
@@ -137,17 +128,7 @@ def _across(space: RowSpace, points: NDArray[np.float64]) -> list[NDArray[np.flo
     return directions
 
 
-def _separation(space: RowSpace, directions: NDArray[np.float64]) -> _Separation:
-    rows, deviations = space.rows(np.asarray(np.linalg.inv(directions.T), dtype=np.float64))
-    extended = np.column_stack([rows, np.ones(len(rows))])
-    before, after = extended @ space.before.T, extended @ space.after.T
-    undecided = _UNDECIDED * before.std(axis=1, keepdims=True)
-    fired = np.abs(directions @ space.coordinates.T) >= SILENT
-    wrong = np.where(fired, np.maximum(before, after) < -undecided, np.minimum(before, after) > undecided)
-    return _Separation(rows=rows, deviations=deviations, agreement=1 - wrong.mean(axis=1))
-
-
-def _records(found: _Separation, schema: TableSchema) -> NDArray[np.bool_]:
+def _records(found: Separation, schema: TableSchema) -> NDArray[np.bool_]:
     """Which rows can be records of the schema, within their deviations."""
     error = _DEVIATIONS * found.deviations + 1e-6 * (schema.high - schema.low)
     wrong = np.count_nonzero((found.rows < schema.low - error) | (found.rows > schema.high + error), axis=1)
@@ -157,11 +138,19 @@ def _records(found: _Separation, schema: TableSchema) -> NDArray[np.bool_]:
     return wrong == 0
 
 
-def _confidence(found: _Separation, valid: NDArray[np.bool_], schema: TableSchema) -> NDArray[np.float64]:
+def _known(found: Separation, schema: TableSchema) -> NDArray[np.bool_]:
+    """Which entries are known, of shape (rows, width)."""
+    largest = EXACT * (schema.high - schema.low)
+    for block in schema.blocks:
+        largest[block] = _WHOLE
+    return _DEVIATIONS * found.deviations <= largest
+
+
+def _confidence(found: Separation, valid: NDArray[np.bool_], schema: TableSchema) -> NDArray[np.float64]:
     """From 0 to 1: how well the row explains the neurons, times the share of its entries that are known.
 
     Rows are found together, so one that explains little makes the others doubtful.
     """
-    known = (_DEVIATIONS * found.deviations <= EXACT * (schema.high - schema.low)).mean(axis=1)
+    known = _known(found, schema).mean(axis=1)
     together = found.explained.mean()
     return 0.99 * together * found.explained**4 * known * np.where(valid, 1.0, 0.5)

@@ -1,12 +1,10 @@
 """Whether clients train as they declare: canaries in their own training, along the path that their rounds take.
 
 Attacks that fail say little about noise: they fail under a tenth of it as well. So each client's training is run on rows of which is
-known what the declared mechanism makes of them, and what comes out is measured. Nothing of it is imitated: charging, sampling, clipping
-and noise are those of `privfed.client.Trainer`. The client's data and ledger are not touched.
+known what the declared mechanism makes of them, and what comes out is measured. Nothing of it is imitated: charging, sampling, clipping,
+noise, encryption and the server's sum are those of a round (see `lone_client`). The client's data and ledger are not touched.
 """
 
-import copy
-import secrets
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +16,8 @@ from privfed.attacks.dirac_rows import DiracReading, DiracRows
 from privfed.attacks.meters import Meter
 from privfed.attacks.model_meters import CopiesTraining, SilentTraining
 from privfed.attacks.observation import linear_layers
-from privfed.client import Client, Trainer
+from privfed.audit.lone_client import lone_update
+from privfed.client import Client
 from privfed.consortium import Consortium
 from privfed.data.samples import Samples
 from privfed.dp.ledger import Ledger
@@ -27,7 +26,7 @@ from privfed.errors import PrivFedError
 from privfed.training.compiled import CompiledSum
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
 from privfed.training.mechanism import DpSgd
-from privfed.training.model import layout_of, values_of
+from privfed.training.model import layout_of
 from privfed.update import PlainVector
 
 _CANARIES = 1000
@@ -195,8 +194,6 @@ class _Trial:
     def update(
         self, module: nn.Module, samples: Samples, mechanism: DpSgd, *, loss: PerSampleLoss, compiled: CompiledSum | None = None
     ) -> PlainVector:
-        """What one round of training gives, in the clear."""
-        start = values_of(module)
+        """What one round of training gives, as it is opened when nobody else sends anything."""
         canary = replace(self.client, data=samples, training=mechanism, compiled=compiled)
-        trainer = Trainer(client=canary, model=copy.deepcopy(module), start=start, loss=loss, params=self.consortium.params)
-        return trainer.train(start, session=secrets.token_bytes(16), round=0, attempt=0).vector
+        return lone_update(canary, module, consortium=self.consortium, loss=loss)

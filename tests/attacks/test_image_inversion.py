@@ -180,6 +180,19 @@ def test_confidence_rises_with_what_is_read(digits, observe) -> None:
     assert early.confidence[0] < 0.4 < late.confidence[0]
 
 
+@pytest.mark.nightly
+def test_confidence_of_the_nearest_direction_separates_success_from_failure(photos, observe) -> None:
+    model, right, wrong = convnet(16), [], []
+    for number in range(3):
+        for size, steps in ((1, 300), (1, 5), (4, 30)):
+            chosen = slice(number, number + size)
+            result = CosineInversion(module=model, shape=CIFAR, iterations=steps).attack(seen(photos, chosen, model, observe))
+            (right if photos.score(result, chosen).psnr >= 25 else wrong).append(result.confidence[0])
+    assert len(right) >= 2
+    assert len(wrong) >= 3
+    assert min(right) > max(wrong)
+
+
 def test_it_starts_again_elsewhere_while_the_gradient_is_not_explained(digits, observe, starts) -> None:
     model = lenet(MNIST)
     observation = seen(digits, slice(0, 1), model, observe)

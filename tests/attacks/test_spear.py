@@ -171,7 +171,7 @@ def test_sums_of_clients_with_unequal_coefficients_hide_nothing(any_table, obser
 
 
 @pytest.mark.parametrize("width", [64, 256])
-def test_trained_networks_with_one_logit_give_four_rows_and_nearly_always_eight(width: int, any_table, observe) -> None:
+def test_trained_networks_with_one_logit_give_four_rows_always_and_eight_nearly_always(width: int, any_table, observe) -> None:
     model = trained_network(any_table, width=width)
     recovered = {4: [], 8: []}
     for size, shares in recovered.items():
@@ -179,9 +179,34 @@ def test_trained_networks_with_one_logit_give_four_rows_and_nearly_always_eight(
             rows, labels = any_table.batch(size, seed=seed)
             observation = observe(rows, labels, any_table.schema, model=copy.deepcopy(model))
             shares.append(exact(spear(observation, starts=4000), rows, any_table.schema))
-    assert np.mean(recovered[4]) >= 0.975
-    assert np.mean(recovered[8]) >= 0.95
-    assert np.mean(np.array(recovered[8]) == 1.0) >= 0.7
+    assert np.mean(recovered[4]) == 1.0
+    assert np.mean(recovered[8]) >= 0.97
+    assert np.mean(np.array(recovered[8]) == 1.0) >= 0.8
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("width", [64, 256])
+def test_trained_networks_with_one_logit_in_forty_batches(width: int, any_table, observe) -> None:
+    model, recovered = trained_network(any_table, width=width), {4: [], 8: [], 12: []}
+    for size, shares in recovered.items():
+        for seed in range(40):
+            rows, labels = any_table.batch(size, seed=seed)
+            shares.append(exact(spear(observe(rows, labels, any_table.schema, model=copy.deepcopy(model))), rows, any_table.schema))
+        print(f"{size} rows, width {width}: {np.mean(shares):.3f} of rows, {np.mean(np.array(shares) == 1.0):.3f} of batches")
+    assert np.mean(recovered[4]) >= 0.99
+    assert np.mean(recovered[8]) >= 0.97
+
+
+def test_rows_of_which_a_learnt_network_is_so_sure_that_rounding_hides_them_leave_the_others_readable(fraud_table, observe) -> None:
+    """Standardised columns with outliers: gradients of one batch differ by factors of thousands."""
+    model, shares = trained_network(fraud_table), []
+    for seed in range(10):
+        rows, labels = fraud_table.batch(8, seed=seed)
+        shares.append(
+            exact(spear(observe(rows, labels, fraud_table.schema, model=copy.deepcopy(model)), starts=1000), rows, fraud_table.schema)
+        )
+    assert np.mean(shares) >= 0.85
+    assert sorted(shares)[2] >= 0.75
 
 
 @pytest.mark.parametrize(("activation", "layer"), [(Activation.OTHER, nn.Tanh()), (Activation.OTHER, nn.GELU())], ids=["tanh", "gelu"])
@@ -237,7 +262,7 @@ def test_confidence_separates_success_from_failure(any_table, observe) -> None:
     right, wrong = [], []
     # Networks that are so sure of some rows that those drown in rounding, and too few searches.
     for model in (trained_network(any_table, epochs=5), trained_network(any_table, epochs=20)):
-        for seed in range(8):
+        for seed in range(24):
             rows, labels = any_table.batch(8, seed=seed)
             result = spear(observe(rows, labels, any_table.schema, model=copy.deepcopy(model)), starts=200)
             errors = np.abs(result.rows[:, None] - rows) / (any_table.schema.high - any_table.schema.low)
