@@ -7,10 +7,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 from privfed.aggregation.linear import check_weight
 from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.rules import FedAvg, Rule, WeightRule
+from privfed.aggregation.server_optimizer import SERVER_OPTIMIZERS, ServerOptimizer, ServerSgd, check_server_optimizer, with_optimizer
 from privfed.aggregation.weighting import Weighting
 from privfed.dp.entries import is_population
 from privfed.dp.silo import SiloNoise
@@ -88,8 +90,10 @@ class Agreement:
         silo: Noise that protects whole silos, which every client adds to its upload; None for none.
         private_weights: That clients keep their weights to themselves: then all of `weights` are 1, and the policy counts heads. None
             where the weights are public.
+        server_optimizer: How everybody who opens an aggregate moves the model by it.
 
     Raises:
+        TypeError: If the server optimiser is none that `encode_agreement` can name.
         ValueError: If the session is not 16 bytes or the start not 32, a client has no weight, a population is not that of a client,
             or rule and parameters cannot express the weights; or as `Weighting`, if the noise is for another length of updates, or
             if there are public weights beside private ones.
@@ -109,8 +113,10 @@ class Agreement:
     populations: Mapping[str, str] = field(default_factory=dict[str, str])
     silo: SiloNoise | None = None
     private_weights: PrivateWeights | None = None
+    server_optimizer: ServerOptimizer = field(default_factory=ServerSgd)
 
     def __post_init__(self) -> None:
+        check_server_optimizer(self.server_optimizer)
         if not (type(self.session) is type(self.start) is bytes):
             raise ValueError("expected the session and the start to be bytes")
         if len(self.session) != SESSION_BYTES or len(self.start) != DIGEST_BYTES:
@@ -197,7 +203,7 @@ class Agreement:
                 "layout": self.layout.digest,
                 "start": self.start,
                 "weights": hashlib.sha256(b"privfed weights v1" + weights).digest(),
-                "rule": hashlib.sha256(b"privfed rule v1" + self.rule.name.encode()).digest(),
+                "rule": hashlib.sha256(b"privfed rule v1" + with_optimizer(self.rule.name, self.server_optimizer).encode()).digest(),
                 "policy": hashlib.sha256(b"privfed policy v1" + policy).digest(),
                 "populations": hashlib.sha256(b"privfed populations v1" + populations).digest(),
                 "silo noise": hashlib.sha256(b"privfed silo noise v1" + silo).digest(),
@@ -218,6 +224,7 @@ _WRITTEN_RULES: tuple[WeightRule, ...] = (FedAvg(),)
 def encode_agreement(agreement: Agreement) -> str:
     """The agreement as JSON, for another process or machine. Public."""
     params, policy, roster, silo = agreement.params, agreement.policy, agreement.roster, agreement.silo
+    optimizer: Any = agreement.server_optimizer  # Any, because a protocol is not known to be a dataclass
     parties = [{"name": party.name, "public_key": party.public_key.hex()} for party in (roster.server, *roster.clients)]
     return json.dumps(
         {
@@ -232,6 +239,7 @@ def encode_agreement(agreement: Agreement) -> str:
             "populations": dict(agreement.populations),
             "silo": None if silo is None else {field: getattr(silo, field) for field in _SILO_FIELDS} | {"weights": dict(silo.weights)},
             "private_weights": None if agreement.private_weights is None else agreement.private_weights.largest,
+            "server_optimizer": {type(optimizer).__name__: {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}},
         }
     )
 
@@ -257,9 +265,17 @@ def decode_agreement(text: str) -> Agreement:
             populations=terms["populations"],
             silo=None if terms["silo"] is None else SiloNoise(**terms["silo"]),
             private_weights=None if terms["private_weights"] is None else PrivateWeights(largest=terms["private_weights"]),
+            server_optimizer=_written_optimizer(terms["server_optimizer"]),
         )
     except (KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError, RecursionError) as error:
         raise ValueError("expected an agreement as encode_agreement writes it, got something else") from error
+
+
+def _written_optimizer(written: Mapping[str, Mapping[str, float]]) -> ServerOptimizer:
+    ((name, numbers),) = written.items()
+    if not all(type(number) in (int, float) for number in numbers.values()):
+        raise TypeError("expected numbers")
+    return next(kind for kind in SERVER_OPTIMIZERS if kind.__name__ == name)(**numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ little longer than a step of one.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ def train_together(
     mechanism: NonPrivate,
     loss: PerSampleLoss,
     round: int = 0,  # noqa: A002
+    seeds: Sequence[int] | None = None,
 ) -> list[TrainingResult]:
     """What `train` returns for each of the clients, but for the last digits of float32, which depend on the order of sums.
 
@@ -41,16 +43,21 @@ def train_together(
         mechanism: How each of them trains.
         loss: Loss per record, from that record alone.
         round: Number of the round, from 0.
+        seeds: What orders the records of each client; left out, the mechanism's seed for all.
 
     Raises:
         PrivFedError: Whatever `train` refuses, or a model that cannot be stacked; nothing was trained.
         TypeError: If the mechanism is another.
-        ValueError: If there is no client, their columns differ, or the weights of one became infinite or NaN.
+        ValueError: If there is no client, their columns differ, there is not one seed for each, or the weights of one became
+            infinite or NaN.
     """
     if not isinstance(mechanism, NonPrivate):
         raise TypeError(f"expected NonPrivate, got {type(mechanism).__name__}; train its clients one by one; nothing was trained")
     if not clients or len({samples.features.shape[1] for samples in clients}) != 1:
         raise ValueError("expected at least one client, and records of the same columns")
+    seeds = [mechanism.seed] * len(clients) if seeds is None else seeds
+    if len(seeds) != len(clients):
+        raise ValueError(f"expected one seed for each of {len(clients)} clients, got {len(seeds)}")
     check_model(module)
     layout = layout_of(module)
     if start.layout != layout:
@@ -59,7 +66,7 @@ def train_together(
     check_columns(module, clients[0].columns)
     check_loss(module, loss, inputs=clients[0].features.shape[1], labels=labels)
     features, targets = torch.from_numpy(np.concatenate([samples.features for samples in clients])), torch.from_numpy(labels)
-    places, counted = _plan(clients, mechanism=mechanism, round=round)
+    places, counted = _plan(clients, [replace(mechanism, seed=seed) for seed in seeds], round=round)
     begin = {name: torch.from_numpy(tensor.astype(np.float32)) for name, tensor in layout.unflatten(start).items()}
     weights = {name: tensor.expand(len(clients), *tensor.shape).clone().requires_grad_() for name, tensor in begin.items()}
     stacked = torch.vmap(lambda some, rows: functional_call(module, some, (rows,)))
@@ -87,16 +94,21 @@ def train_together(
     ]
 
 
-def _plan(clients: Sequence[Samples], *, mechanism: NonPrivate, round: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: A002
+def _plan(
+    clients: Sequence[Samples],
+    mechanisms: Sequence[NonPrivate],
+    *,
+    round: int,  # noqa: A002
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Which record each client looks at, of shape (steps, clients, batch), and the weight of each in its mean, (clients, batch).
 
     Batches of clients with fewer records are filled up with records of weight 0.
     """
-    sizes = [min(mechanism.batch_size, len(samples)) for samples in clients]
-    places = np.zeros((mechanism.steps, len(clients), max(sizes)), dtype=np.int64)
+    sizes = [min(mechanism.batch_size, len(samples)) for samples, mechanism in zip(clients, mechanisms, strict=True)]
+    places = np.zeros((mechanisms[0].steps, len(clients), max(sizes)), dtype=np.int64)
     counted = np.zeros((len(clients), max(sizes)), dtype=np.float32)
     offset = 0
-    for client, (samples, size) in enumerate(zip(clients, sizes, strict=True)):
+    for client, (samples, size, mechanism) in enumerate(zip(clients, sizes, mechanisms, strict=True)):
         places[:, client] = offset
         for step, batch in enumerate(_batches(len(samples), mechanism=mechanism, round=round)):
             places[step, client, :size] = offset + batch
