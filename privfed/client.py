@@ -17,7 +17,7 @@ from privfed.dp.silo import SiloNoise
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
 from privfed.identity import check_name
-from privfed.training.batched import train_together
+from privfed.training.batched import StackedClients
 from privfed.training.compiled import CompiledSum
 from privfed.training.dpsgd import check, train
 from privfed.training.loss import PerSampleLoss
@@ -273,36 +273,31 @@ class Trainer:
         return update
 
     @staticmethod
-    def train_together(trainers: "Sequence[Trainer]", start: PlainVector, *, round: int) -> "list[Update[PlainVector]]":  # noqa: A002
-        """What `train` returns for each of these trainers, but for the last digits of float32: see `batched.train_together`.
+    def stacked(trainers: "Sequence[Trainer]") -> StackedClients:
+        """The clients of these trainers as one stacked model, which trains as each of them does.
 
         Args:
             trainers: At least one, of clients that `Consortium` lets train together. Nothing is charged, because none has a ledger.
-            start: Weights to start from.
-            round: Number of the round.
 
         Raises:
-            PrivFedError: As `batched.train_together`.
-            ValueError: As `batched.train_together`.
+            PrivFedError: As `StackedClients`.
+            ValueError: As `StackedClients`.
         """
-        first, trainings = trainers[0], [trainer._client.training for trainer in trainers]
-        plain = [training for training in trainings if isinstance(training, NonPrivate)]
-        results = train_together(
-            first._model,
-            start,
+        plain = [trainer._client.training for trainer in trainers if isinstance(trainer._client.training, NonPrivate)]
+        return StackedClients(
+            trainers[0]._model,
             [trainer._client.data for trainer in trainers],
             mechanism=plain[0],
-            loss=first._loss,
-            round=round,
+            loss=trainers[0]._loss,
             seeds=[training.seed for training in plain],
         )
-        updates = [
-            Update(sender=trainer.name, round=round, vector=result.update_values) for trainer, result in zip(trainers, results, strict=True)
-        ]
-        for trainer, update in zip(trainers, updates, strict=True):
-            if trainer._witness is not None:
-                trainer._witness(update)
-        return updates
+
+    def trained(self, values: PlainVector, *, round: int) -> Update[PlainVector]:  # noqa: A002
+        """The update of this client, as `stacked` trained it."""
+        update = Update(sender=self.name, round=round, vector=values)
+        if self._witness is not None:
+            self._witness(update)
+        return update
 
     def commit(self, *, session: bytes, round: int, attempt: int) -> None:  # noqa: A002
         """Commits the newest reservation of an attempt, whose update is kept; earlier ones stay charged. Again, it does nothing."""

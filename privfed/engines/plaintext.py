@@ -121,7 +121,8 @@ class PlaintextRounds:
     ) -> None:
         self._consortium = consortium
         self._trainers = trainers
-        self._together = consortium.keys.train_together if isinstance(consortium.keys, Plaintext) else False
+        together = isinstance(consortium.keys, Plaintext) and consortium.keys.train_together
+        self._stacked = Trainer.stacked(list(trainers.values())) if together else None
         self._weights = {client.name: client.weight for client in consortium.clients}
         self._site = site
         self._session = secrets.token_bytes(SESSION_BYTES) if site is None else site.session
@@ -195,10 +196,11 @@ class PlaintextRounds:
 
     def _train(self, number: int, names: Sequence[str]) -> dict[str, Update[PlainVector]]:
         """The update of each client whose budget covers the round."""
-        if self._together and names:
+        if self._stacked is not None and names:
+            order = list(self._trainers)
+            results = self._stacked.train(self.model, round=number, among=[order.index(name) for name in names])
             return {
-                update.sender: update
-                for update in Trainer.train_together([self._trainers[name] for name in names], self.model, round=number)
+                name: self._trainers[name].trained(result.update_values, round=number) for name, result in zip(names, results, strict=True)
             }
         updates: dict[str, Update[PlainVector]] = {}
         for name in names:
