@@ -40,7 +40,3 @@ def test_what_is_too_slow_or_another_model_is_named() -> None:
     assert "9.8 times faster than Flower's, required are 10" in simulation.judge([*ours, outcome(FLOWER.name, 0.49)])[0]
     assert "should be the same" in simulation.judge([*ours, outcome(FLOWER.name, 0.6, accuracy=0.89)])[0]
     assert simulation.judge(ours) == []
-
-
-def test_the_first_rounds_do_not_count() -> None:
-    assert simulation.settled([9.0, 8.0, 1.0, 3.0, 2.0]) == 2.0
