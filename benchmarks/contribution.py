@@ -353,8 +353,8 @@ def dossier(
             for speed in speeds
         ),
         "",
-        f"Required at 100,000 coordinates are {REQUIRED_EXACT:g} times (exact, 10 clients) and {REQUIRED_SAMPLED:g} times (1000 permutations, "
-        f"100 clients), and {REQUIRED_SCORING_MS:g} ms for the scores of 100 clients once the Gram matrix is there. "
+        f"Required at 100,000 coordinates are {REQUIRED_EXACT:g} times (exact, 10 clients) and {REQUIRED_SAMPLED:g} times (1000 "
+        f"permutations, 100 clients), and {REQUIRED_SCORING_MS:g} ms for the scores of 100 clients once the Gram matrix is there. "
         + ("All of this is met." if not failures else f"Missed: {'; '.join(failures)}."),
         "",
         "| once the Gram matrix of 100 clients is there | ms |",

@@ -80,7 +80,7 @@ class Size:
         )
 
 
-FULL = Size(seeds=(0, 1), rounds=40, every=2)
+FULL = Size(seeds=(0, 1, 2), rounds=150, every=5)
 QUICK = Size(seeds=(0,), rounds=2, every=1, records=64, validation=64, steps=2)
 
 
