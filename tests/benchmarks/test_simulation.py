@@ -40,3 +40,9 @@ def test_what_is_too_slow_or_another_model_is_named() -> None:
     assert "9.8 times faster than Flower's, required are 10" in simulation.judge([*ours, outcome(FLOWER.name, 0.49)])[0]
     assert "should be the same" in simulation.judge([*ours, outcome(FLOWER.name, 0.6, accuracy=0.89)])[0]
     assert simulation.judge(ours) == []
+
+
+def test_the_page_says_whether_what_is_required_is_met() -> None:
+    outcomes = [outcome(TOGETHER, 0.05), outcome(FLOWER.name, 0.51)]
+    assert "This is met." in simulation.dossier(Task(), outcomes, {"torch": "2"}, failures=[], command="command")
+    assert "Missed: too slow." in simulation.dossier(Task(), outcomes, {"torch": "2"}, failures=["too slow"], command="command")
