@@ -9,6 +9,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,14 +53,13 @@ class Size:
     steps: int = 9
     batch: int = 32
     learning_rate: float = 0.1
-    noise_multiplier: float = 4.0
+    noise_multipliers: tuple[float, ...] = (1.0, 4.0)
     max_grad_norm: float = 1.0
 
-    @property
-    def mechanism(self) -> DpSgd:
+    def mechanism(self, noise_multiplier: float) -> DpSgd:
         """How every client trains; a malicious one too, on records with wrong labels."""
         return DpSgd(
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=noise_multiplier,
             max_grad_norm=self.max_grad_norm,
             sample_rate=self.batch / self.records,
             expected_batch_size=self.batch,
@@ -68,26 +68,27 @@ class Size:
             max_records=self.records,
         )
 
-    def energy(self, coordinates: int) -> float:
+    def energy(self, coordinates: int, noise_multiplier: float) -> float:
         """Expected squared norm of the noise in an update."""
         return noise_energy(
             coordinates,
             steps=self.steps,
             learning_rate=self.learning_rate,
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=noise_multiplier,
             max_grad_norm=self.max_grad_norm,
             expected_batch_size=self.batch,
         )
 
 
-FULL = Size(seeds=(0, 1, 2), rounds=150, every=5)
-QUICK = Size(seeds=(0,), rounds=2, every=1, records=64, validation=64, steps=2)
+FULL = Size(seeds=(0, 1), rounds=80, every=4)
+QUICK = Size(seeds=(0,), rounds=2, every=1, records=64, validation=64, steps=2, noise_multipliers=(4.0,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """One rule, one seed. `malicious` is the mean weight of the malicious clients together."""
 
+    noise_multiplier: float
     rule: str
     debiased: bool
     seed: int
@@ -122,20 +123,28 @@ def load(data: Path | None, *, quick: bool) -> Records:
 
 
 def run(
-    world: World, table: Records, rule: Any, *, debiased: bool, size: Size, seed: int, tick: Callable[[], None]
+    world: World,
+    table: Records,
+    rule: Any,
+    *,
+    debiased: bool,
+    noise_multiplier: float,
+    size: Size,
+    seed: int,
+    tick: Callable[[], None],
 ) -> tuple[list[float], float]:
     """Accuracies, and the weight of the malicious clients."""
     names = list(world.kinds)
     values, cumulative = values_of(world.model), dict[str, float]()
-    energy = size.energy(values.layout.size)
+    energy = size.energy(values.layout.size, noise_multiplier)
+    mechanism = size.mechanism(noise_multiplier)
     # The validator's records are its own, and public here, so it adds no noise.
     reference_training = NonPrivate(learning_rate=size.learning_rate, batch_size=size.batch, steps=size.steps, seed=seed)
     accuracy, weights = list[float](), list[float]()
     for number in range(size.rounds):
         chosen = select_clients(names, fraction=SELECTED / len(names), rng=np.random.default_rng((seed, number)), minimum=SELECTED)
         updates = {
-            name: train(world.model, values, world.clients[name], mechanism=size.mechanism, loss=cross_entropy).update_values
-            for name in chosen
+            name: train(world.model, values, world.clients[name], mechanism=mechanism, loss=cross_entropy).update_values for name in chosen
         }
         mixture = Mixture(weights=dict.fromkeys(chosen, 1.0))
         if rule is not None:
@@ -164,7 +173,7 @@ def collect(table: Records, size: Size) -> list[Outcome]:
     outcomes: list[Outcome] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=len(size.seeds) * len(ways) * size.rounds)
+        task = bar.add_task("", total=len(size.seeds) * len(size.noise_multipliers) * len(ways) * size.rounds)
         dealt = fedtsv.Size(
             seeds=size.seeds,
             rounds=size.rounds,
@@ -176,20 +185,30 @@ def collect(table: Records, size: Size) -> list[Outcome]:
         )
         for seed in size.seeds:
             world = make_world(table, dealt, seed)
-            for name, rule, debiased in ways:
-                bar.update(task, description=f"{name}{', de-biased' if debiased else ''}, seed {seed}")
-                accuracy, malicious = run(world, table, rule, debiased=debiased, size=size, seed=seed, tick=lambda: bar.advance(task))
-                outcomes.append(Outcome(rule=name, debiased=debiased, seed=seed, accuracy=tuple(accuracy), malicious=malicious))
+            for noise, (name, rule, debiased) in product(size.noise_multipliers, ways):
+                bar.update(task, description=f"{name}{', de-biased' if debiased else ''}, noise {noise:g}, seed {seed}")
+                accuracy, malicious = run(
+                    world, table, rule, debiased=debiased, noise_multiplier=noise, size=size, seed=seed, tick=lambda: bar.advance(task)
+                )
+                outcomes.append(
+                    Outcome(noise_multiplier=noise, rule=name, debiased=debiased, seed=seed, accuracy=tuple(accuracy), malicious=malicious)
+                )
     return outcomes
 
 
-def rows_of(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """A row of cells per rule: accuracy and malicious weight with the noise left in, and with it taken out."""
+def of(outcomes: Sequence[Outcome], noise_multiplier: float, rule: str, *, debiased: bool) -> list[Outcome]:
+    """The outcomes of one way, by seed."""
+    wanted = (noise_multiplier, rule, debiased)
+    return [outcome for outcome in outcomes if (outcome.noise_multiplier, outcome.rule, outcome.debiased) == wanted]
+
+
+def rows_of(outcomes: Sequence[Outcome], size: Size) -> list[list[str]]:
+    """A row of cells per noise and rule: accuracy and malicious weight with the noise left in, and with it taken out."""
     rows = []
-    for name in (MEAN, *RULES):
-        cells = [name]
+    for noise, name in product(size.noise_multipliers, (MEAN, *RULES)):
+        cells = [f"{noise:g}", name]
         for debiased in (False, True):
-            runs = [outcome for outcome in outcomes if (outcome.rule, outcome.debiased) == (name, debiased)]
+            runs = of(outcomes, noise, name, debiased=debiased)
             if not runs:
                 cells += ["", "", ""]
                 continue
@@ -200,43 +219,46 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return rows
 
 
-_HEAD = ("rule", "accuracy, as sent", "seeds", "malicious", "accuracy, de-biased", "seeds", "malicious")
+_HEAD = ("noise", "rule", "accuracy, as sent", "seeds", "malicious", "accuracy, de-biased", "seeds", "malicious")
 
 
 def dossier(outcomes: Sequence[Outcome], table: Records, size: Size, command: str) -> str:
     """The page."""
     coordinates = values_of(table.network()).layout.size
-    final = {
-        (rule, debiased): float(np.mean([run.final for run in outcomes if (run.rule, run.debiased) == (rule, debiased)]))
-        for rule in RULES
-        for debiased in (False, True)
-    }
-    gains = ", ".join(f"{rule} {final[rule, False]:.3f} to {final[rule, True]:.3f}" for rule in RULES)
+    changes = []
+    for noise, rule in product(size.noise_multipliers, RULES):
+        before, after = (of(outcomes, noise, rule, debiased=debiased) for debiased in (False, True))
+        accuracies = " to ".join(f"{np.mean([run.final for run in runs]):.3f}" for runs in (before, after))
+        weights = " to ".join(f"{np.mean([run.malicious for run in runs]):.1%}" for runs in (before, after))
+        changes.append(f"* {rule} at noise multiplier {noise:g}: accuracy {accuracies}, weight of malicious clients {weights}.")
+    energies = " and ".join(f"{size.energy(coordinates, noise):.2f} at {noise:g}" for noise in size.noise_multipliers)
     versions = ", ".join(f"{package} {version(package)}" for package in ("numpy", "torch", "opacus"))
     lines = [
         "# Distance rules under DP-SGD noise",
         "",
         f"`{command}` made this page. Data: {table.source}, at half the resolution.",
         "",
-        f"Accuracy without and with de-biasing: {gains} (mean of {len(size.seeds)} seeds).",
+        f"From noise left in to noise taken out of the distances, mean of {len(size.seeds)} seeds:",
+        "",
+        *changes,
         "",
         f"| {' | '.join(_HEAD)} |",
         f"|{'---|' * len(_HEAD)}",
-        *(f"| {' | '.join(row)} |" for row in rows_of(outcomes)),
+        *(f"| {' | '.join(row)} |" for row in rows_of(outcomes, size)),
         "",
         "![Accuracy by round](debiasing.svg)",
         "",
-        f"An update has {coordinates:,} coordinates, and its noise an expected squared norm of {size.energy(coordinates):.1f}. De-biasing "
-        "takes that out of the norms of the Gram matrix before distances are formed. It needs nothing but what clients declare, and it "
-        "holds for plain gradient descent only.",
+        f"An update has {coordinates:,} coordinates, and its noise an expected squared norm of {energies}. De-biasing takes that out of "
+        f"the norms of the Gram matrix before distances are formed. What it cannot take out is chance: a norm varies by a share of "
+        f"{np.sqrt(2 / coordinates):.1%} of that energy, and where the updates themselves are shorter, distances between them stay hidden. "
+        "It needs nothing but what clients declare, and it holds for plain gradient descent only.",
         "",
         "## What was compared",
         "",
         f"* 100 clients as on the page about MNIST, with {size.records} records each, of whom 20 rename all labels; {SELECTED} per round, "
         f"{size.rounds} rounds. **This is a small run**: it tells rules apart, and no accuracy here is the best that can be had.",
-        f"* All clients train with DP-SGD: noise multiplier {size.noise_multiplier:g}, clipping norm {size.max_grad_norm:g}, {size.steps} "
-        f"steps of {size.batch} expected records at a learning rate of {size.learning_rate:g}. The noise has no seed: another run gives "
-        "other last digits.",
+        f"* All clients train with DP-SGD: clipping norm {size.max_grad_norm:g}, {size.steps} steps of {size.batch} expected records at a "
+        f"learning rate of {size.learning_rate:g}. The noise has no seed: another run gives other last digits.",
         "* The validator's records are public here; its reference has no noise.",
         "",
         f"Python {platform.python_version()}, {versions}.",
@@ -250,19 +272,22 @@ def draw(outcomes: Sequence[Outcome], size: Size, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     with mpl.rc_context({"svg.hashsalt": "debiasing", "font.size": 9}):
-        figure = Figure(figsize=(10, 3.2), layout="constrained")
-        panels = figure.subplots(1, len(RULES), sharey=True)
+        figure = Figure(figsize=(10, 2.9 * len(size.noise_multipliers)), layout="constrained")
+        panels = figure.subplots(len(size.noise_multipliers), len(RULES), sharex=True, sharey=True, squeeze=False)
         rounds = np.arange(1, size.rounds // size.every + 1) * size.every
         ways = ((MEAN, False, ":", "0.4", MEAN), ("", False, "--", "tab:orange", "as sent"), ("", True, "-", "tab:blue", "de-biased"))
-        for panel, rule in zip(panels, RULES, strict=True):
+        for panel, (noise, rule) in zip(panels.ravel(), product(size.noise_multipliers, RULES), strict=True):
             for name, debiased, style, colour, label in ways:
-                runs = np.array([run.accuracy for run in outcomes if (run.rule, run.debiased) == (name or rule, debiased)])
+                runs = np.array([run.accuracy for run in of(outcomes, noise, name or rule, debiased=debiased)])
                 panel.plot(rounds, runs.mean(axis=0), style, color=colour, label=label)
                 panel.fill_between(rounds, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.12, linewidth=0)
-            panel.set(title=rule, xlabel="round")
+            panel.set(title=f"{rule}, noise multiplier {noise:g}")
             panel.grid(alpha=0.25)
-        panels[0].set_ylabel("accuracy on test records")
-        panels[0].legend(loc="upper left", frameon=False)
+        for panel in panels[-1]:
+            panel.set_xlabel("round")
+        for panel in panels[:, 0]:
+            panel.set_ylabel("accuracy on test records")
+        panels[0, 0].legend(loc="upper left", frameon=False)
         figure.savefig(path, metadata={"Date": None})
 
 
@@ -293,7 +318,7 @@ def main(
         shown = Table(title="Accuracy in the end, and the weight of malicious clients")
         for name in _HEAD:
             shown.add_column(name)
-        for row in rows_of(outcomes):
+        for row in rows_of(outcomes, size):
             shown.add_row(*row)
         Console().print(shown)
     if folder is not None:

@@ -30,8 +30,8 @@ def test_the_declared_energy_is_that_of_the_noise_in_an_update(monkeypatch: pyte
     model, size = table.network(), QUICK
     values = values_of(model)
     some = table.train.take(np.arange(size.records))
-    update = train(model, values, some, mechanism=size.mechanism, loss=cross_entropy).update_values.values
-    noise, signal = size.energy(values.layout.size), (size.steps * size.learning_rate * 4 * size.max_grad_norm) ** 2
+    update = train(model, values, some, mechanism=size.mechanism(4.0), loss=cross_entropy).update_values.values
+    noise, signal = size.energy(values.layout.size, 4.0), (size.steps * size.learning_rate * 4 * size.max_grad_norm) ** 2
     deviation = noise * np.sqrt(2 / values.layout.size)
     assert noise - 6 * deviation < update @ update < noise + 6 * deviation + signal + 12 * np.sqrt(signal * noise / values.layout.size)
     assert signal < noise
@@ -46,6 +46,7 @@ def test_all_ways_run_and_only_the_plain_mean_has_one(monkeypatch: pytest.Monkey
         *((name, debiased) for name in RULES for debiased in (False, True)),
     ]
     assert all(len(outcome.accuracy) == QUICK.rounds and 0 <= outcome.malicious <= 1 for outcome in outcomes)
-    assert "Accuracy without and with de-biasing" in debiasing.dossier(outcomes, table, QUICK, "command")
+    page = debiasing.dossier(outcomes, table, QUICK, "command")
+    assert all(f"* {rule} at noise multiplier 4: accuracy" in page for rule in RULES)
     debiasing.draw(outcomes, QUICK, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").stat().st_size > 1000
