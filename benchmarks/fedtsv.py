@@ -50,7 +50,7 @@ FILE = "mnist.npz"
 DOSSIER = Path(__file__).parents[1] / "docs" / "experiments"
 IID, SKEWED, MALICIOUS = "all digits", "few digits", "malicious"
 KINDS = {IID: 70, SKEWED: 10, MALICIOUS: 20}
-SELECTED, ALPHA, CLASSES, TOTAL = 5, 0.1, 10, 4096
+SELECTED, ALPHA, CLASSES, HIDDEN, TOTAL = 5, 0.1, 10, 64, 4096
 WITHIN, ABOVE, MOST_WEIGHT = 0.02, 0.03, 0.03
 MISSED, UNUSABLE = 1, 2
 WITHOUT, PLAIN, OURS = "without malicious clients", "FedAvg", "FedTSV"
@@ -93,7 +93,6 @@ class Size:
     validation: int
     batch: int
     learning_rate: float
-    hidden: int = 64
 
     @property
     def steps(self) -> int:
@@ -107,11 +106,12 @@ QUICK = Size(seeds=(0,), rounds=30, every=5, records=96, validation=200, batch=3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """Training and test records, and where they come from."""
+    """Training and test records, where they come from, and what learns from them, with weights from torch's global generator."""
 
     train: Samples
     test: Samples
     source: str
+    network: Callable[[], nn.Module]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,8 @@ def load(data: Path | None, *, quick: bool) -> Records:
     else:
         raise FileNotFoundError(f"no {FILE} found: set PRIVFED_DATA to the folder that holds it, or give it with --data")
     train, test = (_samples(features, labels) for features, labels in sides)
-    return Records(train=train, test=test, source=source)
+    inputs = train.features.shape[1]
+    return Records(train=train, test=test, source=source, network=lambda: mlp(inputs, hidden=(HIDDEN,), outputs=CLASSES))
 
 
 def _samples(features: NDArray[np.float32], labels: NDArray[np.int64]) -> Samples:
@@ -200,7 +201,7 @@ def make_world(table: Records, size: Size, seed: int) -> World:
             kinds[name] = kind
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = mlp(table.train.features.shape[1], hidden=(size.hidden,), outputs=CLASSES)
+        model = table.network()
     return World(clients=clients, kinds=kinds, validator=validator, model=model)
 
 
@@ -362,10 +363,10 @@ def judge(outcomes: Sequence[Outcome]) -> list[str]:
     return failures
 
 
-def print_table(outcomes: Sequence[Outcome], failures: Sequence[str]) -> None:
+def print_table(outcomes: Sequence[Outcome], failures: Sequence[str], *, classes: str = "digits") -> None:
     """The results for a reader."""
     table = Table(title="Accuracy in the end, and the weight of each kind of client over all rounds")
-    for column in ("rule", "accuracy", "spread", *KINDS, "malicious, second half", "s"):
+    for column in ("rule", "accuracy", "spread", *(kind.replace("digits", classes) for kind in KINDS), "malicious, second half", "s"):
         table.add_column(column, justify="left" if column == "rule" else "right")
     for row in rows_of(outcomes):
         table.add_row(*row)
@@ -427,7 +428,7 @@ def dossier(outcomes: Sequence[Outcome], table: Records, size: Size, failures: S
         f"from Dirichlet({ALPHA}), and {KINDS[MALICIOUS]} have evenly drawn records whose labels one fixed permutation renames. No "
         "record is dealt twice.",
         f"* {SELECTED} clients are selected per round, the same for all rules, and train one epoch: {size.steps} steps of {size.batch} "
-        f"records at a learning rate of {size.learning_rate:g}. The network has one hidden layer of {size.hidden}. {size.rounds} rounds.",
+        f"records at a learning rate of {size.learning_rate:g}. The network has one hidden layer of {HIDDEN}. {size.rounds} rounds.",
         f"* The reference of FedTSV, leave-one-out and FLTrust is what a validator with {size.validation} other records gets from as many "
         "steps.",
         f"* Accuracy is on the test records, every {size.every} rounds; the table has the mean of the last quarter of the evaluations.",
@@ -464,7 +465,7 @@ def _skippers(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(sorted({outcome.method for outcome in outcomes if outcome.skipped})) or "none"
 
 
-def draw(outcomes: Sequence[Outcome], size: Size, path: Path) -> None:
+def draw(outcomes: Sequence[Outcome], size: Size, path: Path, *, classes: str = "digits") -> None:
     """Accuracy by round, and cumulative scores by kind of client; the same outcomes give the same bytes."""
     import matplotlib as mpl  # noqa: PLC0415 # only those who write the figure need it
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -481,14 +482,19 @@ def draw(outcomes: Sequence[Outcome], size: Size, path: Path) -> None:
             curves.plot(rounds, runs.mean(axis=0), label=method, **style)
             if method in (WITHOUT, PLAIN, OURS):
                 curves.fill_between(rounds, runs.min(axis=0), runs.max(axis=0), color=style["color"], alpha=0.1, linewidth=0)
-        curves.set(xlabel="round", ylabel="accuracy on test records", ylim=(0, 1), title="mean of the seeds; band: lowest to highest")
+        curves.set(
+            xlabel="round",
+            ylabel="accuracy on test records",
+            ylim=(0, 1 if classes == "digits" else None),
+            title="mean of the seeds; band: lowest to highest",
+        )
         curves.grid(alpha=0.25)
         curves.legend(loc="lower right", frameon=False, ncols=2, fontsize=7)
         groups = [
             [score for outcome in of(outcomes, OURS) for name, score in outcome.scores.items() if name.startswith(kind.replace(" ", "_"))]
             for kind in KINDS
         ]
-        weights.boxplot(groups, tick_labels=list(KINDS), whis=(0, 100))
+        weights.boxplot(groups, tick_labels=[kind.replace("digits", classes) for kind in KINDS], whis=(0, 100))
         weights.axhline(0, color="0.6", linewidth=0.8)
         weights.set(ylabel="cumulative trajectory Shapley value", title="FedTSV: below 0 is no weight")
         figure.savefig(path, metadata={"Date": None})

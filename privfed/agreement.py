@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from privfed.aggregation.linear import check_weight
 from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.rules import CumulativeRule, FedAvg, Rule, WeightRule
+from privfed.aggregation.server_optimizer import SERVER_OPTIMIZERS, ServerOptimizer, ServerSgd, check_server_optimizer, with_optimizer
 from privfed.aggregation.weighting import Weighting
 from privfed.dp.entries import is_population
 from privfed.dp.silo import SiloNoise
@@ -167,8 +168,10 @@ class Agreement:
         private_weights: That clients keep their weights to themselves: then all of `weights` are 1, and the policy counts heads. None
             where the weights are public.
         validator: Whose upload is the reference; for the rules that need one, and for no others.
+        server_optimizer: How everybody who opens an aggregate moves the model by it.
 
     Raises:
+        TypeError: If the server optimiser is none that `encode_agreement` can name.
         ValueError: If the session is not 16 bytes or the start not 32, a client has no weight, a population is not that of a client,
             or rule and parameters cannot express the weights; or as `Weighting`, if the noise is for another length of updates, or
             if there are public weights beside private ones.
@@ -190,8 +193,10 @@ class Agreement:
     silo: SiloNoise | None = None
     private_weights: PrivateWeights | None = None
     validator: Validator | None = None
+    server_optimizer: ServerOptimizer = field(default_factory=ServerSgd)
 
     def __post_init__(self) -> None:
+        check_server_optimizer(self.server_optimizer)
         if not (type(self.session) is type(self.start) is bytes):
             raise ValueError("expected the session and the start to be bytes")
         if len(self.session) != SESSION_BYTES or len(self.start) != DIGEST_BYTES:
@@ -303,7 +308,7 @@ class Agreement:
         """SHA-256 of each part, 32 bytes, by name in the order of the wire header: what differs can be named."""
         weights = b"".join(struct.pack(">d", float(weight)) for weight in self.weights.values())
         policy = struct.pack(">Qdd", self.policy.min_clients, self.policy.max_share, self.policy.min_effective_clients)
-        rule = self.rule.name.encode()
+        rule = with_optimizer(self.rule.name, self.server_optimizer).encode()
         if self.validator is not None:
             name = self.validator.name.encode()
             rule += b"\0" + len(name).to_bytes(4, "big") + name + self.validator.commitment + bytes([self.validator.public])
@@ -337,7 +342,14 @@ _WRITTEN_RULES: tuple[WeightRule, ...] = (FedAvg(),)
 
 def encode_agreement(agreement: Agreement) -> str:
     """The agreement as JSON, for another process or machine. Public."""
-    params, policy, roster, silo = agreement.params, agreement.policy, agreement.roster, agreement.silo
+    params, policy, roster, silo, optimizer = (
+        agreement.params,
+        agreement.policy,
+        agreement.roster,
+        agreement.silo,
+        agreement.server_optimizer,
+    )
+    optimizer: Any = agreement.server_optimizer  # Any, because a protocol is not known to be a dataclass
     parties = [{"name": party.name, "public_key": party.public_key.hex()} for party in (roster.server, *roster.clients)]
     return json.dumps(
         {
@@ -360,6 +372,7 @@ def encode_agreement(agreement: Agreement) -> str:
                 "commitment": agreement.validator.commitment.hex(),
                 "public": agreement.validator.public,
             },
+            "server_optimizer": {type(optimizer).__name__: {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}},
         }
     )
 
@@ -392,9 +405,17 @@ def decode_agreement(text: str) -> Agreement:
             validator=None
             if validator is None
             else Validator(name=validator["name"], commitment=bytes.fromhex(validator["commitment"]), public=validator["public"]),
+            server_optimizer=_written_optimizer(terms["server_optimizer"]),
         )
     except (KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError, RecursionError) as error:
         raise ValueError("expected an agreement as encode_agreement writes it, got something else") from error
+
+
+def _written_optimizer(written: Mapping[str, Mapping[str, float]]) -> ServerOptimizer:
+    ((name, numbers),) = written.items()
+    if not all(type(number) in (int, float) for number in numbers.values()):
+        raise TypeError("expected numbers")
+    return next(kind for kind in SERVER_OPTIMIZERS if kind.__name__ == name)(**numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

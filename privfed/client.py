@@ -17,10 +17,11 @@ from privfed.dp.silo import SiloNoise
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
 from privfed.identity import check_name
+from privfed.training.batched import StackedClients
 from privfed.training.compiled import CompiledSum
 from privfed.training.dpsgd import check, train
 from privfed.training.loss import PerSampleLoss
-from privfed.training.mechanism import DpSgd, TrainingMechanism
+from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.objective import Correction
 from privfed.training.randomness import Randomness
 from privfed.training.scaffold import ControlVariates, Scaffold
@@ -267,6 +268,33 @@ class Trainer:
             # What enters the sum is on the grid and within its bound; so is what the variates follow.
             sent = dequantise(quantise(update.vector.values, self._params)[0], 1, self._params)
             self._variates.trained(PlainVector(layout=self._layout, values=sent), round=round, attempt=attempt)
+        if self._witness is not None:
+            self._witness(update)
+        return update
+
+    @staticmethod
+    def stacked(trainers: "Sequence[Trainer]") -> StackedClients:
+        """The clients of these trainers as one stacked model, which trains as each of them does.
+
+        Args:
+            trainers: At least one, of clients that `Consortium` lets train together. Nothing is charged, because none has a ledger.
+
+        Raises:
+            PrivFedError: As `StackedClients`.
+            ValueError: As `StackedClients`.
+        """
+        plain = [trainer._client.training for trainer in trainers if isinstance(trainer._client.training, NonPrivate)]
+        return StackedClients(
+            trainers[0]._model,
+            [trainer._client.data for trainer in trainers],
+            mechanism=plain[0],
+            loss=trainers[0]._loss,
+            seeds=[training.seed for training in plain],
+        )
+
+    def trained(self, values: PlainVector, *, round: int) -> Update[PlainVector]:  # noqa: A002
+        """The update of this client, as `stacked` trained it."""
+        update = Update(sender=self.name, round=round, vector=values)
         if self._witness is not None:
             self._witness(update)
         return update

@@ -1,12 +1,13 @@
 """The consortium as an integrator describes it, whatever engine runs it."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.robust import CenteredClipping
 from privfed.aggregation.rules import CumulativeRule, FedAvg, MultiKrum, PlaintextRule, Rule
+from privfed.aggregation.server_optimizer import ServerOptimizer, ServerSgd, check_server_optimizer, with_optimizer
 from privfed.agreement import OpeningPolicy, Validator
 from privfed.client import Client
 from privfed.dp.silo import SiloNoise
@@ -14,7 +15,7 @@ from privfed.errors import UnsupportedInThisModeError
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
-from privfed.training.mechanism import DpSgd
+from privfed.training.mechanism import DpSgd, NonPrivate
 from privfed.training.objective import Correction
 from privfed.training.scaffold import Scaffold
 
@@ -22,13 +23,19 @@ if TYPE_CHECKING:
     from privfed.he.secret import SharedKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plaintext:
     """In place of keys: no encryption at all, for comparison runs in one process.
 
     Updates are the same integers on the same grid, so an encrypted run of the same updates gives the same aggregates, bit for
     bit. Whoever sums them sees every update; the report says so.
+
+    Args:
+        train_together: Trains all clients of a round as one stacked model, which is far faster where they are many and small. Their
+            updates then differ from those that each trains alone in the last digits of float32.
     """
+
+    train_together: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +55,17 @@ class Consortium:
         private_weights: That the weights of the clients stay with them; whole numbers up to a largest one. The policy then counts heads.
         validator: The client whose upload is the reference of a rule that needs one. It counts nothing in the mean, and its data are
             public or it trains with `DpSgd`.
+        server_optimizer: How everybody who opens an aggregate moves the model by it, for example `FedAdam`.
 
     Raises:
-        TypeError: If the clients or the keys are of another kind.
+        TypeError: If the clients, the keys or the server optimiser are of another kind.
         ValueError: If there is no client, or two have the same name; or if there is silo noise and a client has another weight than it
             was made for, or no ledger with a budget for it; or if a private weight is no whole number up to the largest one.
         UnsupportedInThisModeError: If the rule needs inner products of updates, these are encrypted, and the parameters are not
             `ProductParams`; if it needs the updates, and these are encrypted; if it needs a reference and there is no validator; or as
             `Scaffold.check`; or if silo noise meets anything but encrypted FedAvg without SCAFFOLD,
-            or private weights anything but encrypted FedAvg without SCAFFOLD and silo noise.
+            or private weights anything but encrypted FedAvg without SCAFFOLD and silo noise; or if clients that train together do not
+            train alike.
     """
 
     clients: Sequence[Client]
@@ -70,8 +79,10 @@ class Consortium:
     silo: SiloNoise | None = None
     private_weights: PrivateWeights | None = None
     validator: Validator | None = None
+    server_optimizer: ServerOptimizer = field(default_factory=ServerSgd)
 
     def __post_init__(self) -> None:
+        check_server_optimizer(self.server_optimizer)
         object.__setattr__(self, "clients", tuple(self.clients))
         for client in self.clients:
             if not isinstance(client, Client):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers without a type checker
@@ -90,6 +101,8 @@ class Consortium:
             self._check_private_weights(self.private_weights)
         if self.validator is not None:
             self._check_validator(self.validator)
+        if isinstance(self.keys, Plaintext) and self.keys.train_together:
+            self._check_alike()
         if self.encrypted:
             _ = self.session_rule
         elif self._needs_reference and self.validator is None:
@@ -138,6 +151,15 @@ class Consortium:
         for client in self.clients:
             private.check(client.weight, name=client.name)
 
+    def _check_alike(self) -> None:
+        plain = [client.training for client in self.clients if isinstance(client.training, NonPrivate) and client.ledger is None]
+        alike = len({replace(training, seed=0) for training in plain}) == 1 and len(plain) == len(self.clients)
+        if not alike or self.correction is not None or len({client.data.columns for client in self.clients}) > 1:
+            raise UnsupportedInThisModeError(
+                "clients that train together need NonPrivate training that differs in the seed at most, the same columns, no ledger and no "
+                "correction; nothing was started; take Plaintext()"
+            )
+
     @property
     def session_rule(self) -> Rule | CumulativeRule:
         """The rule, if a session can be held under it.
@@ -173,6 +195,11 @@ class Consortium:
         return self.rule
 
     @property
+    def rule_name(self) -> str:
+        """Name of the rule and of the server optimiser."""
+        return with_optimizer(self.rule.name, self.server_optimizer)
+
+    @property
     def encrypted(self) -> bool:
         """Whether updates leave a client encrypted."""
         return not isinstance(self.keys, Plaintext)
@@ -183,4 +210,4 @@ class Consortium:
         return type(self.keys).__name__
 
     def __repr__(self) -> str:
-        return f"Consortium(clients={len(self.clients)}, mode={self.mode}, rule={self.rule.name})"
+        return f"Consortium(clients={len(self.clients)}, mode={self.mode}, rule={self.rule_name})"

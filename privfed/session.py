@@ -304,7 +304,7 @@ class ClientSession:
             )
 
     def apply(self, aggregate: Aggregate[PlainVector], *, digest: bytes, attempt: int = 0) -> None:
-        """Adds an opened aggregate to the model, durably, after training took note of it.
+        """Moves the model by an opened aggregate, as the agreed server optimiser does, durably, after training took note of it.
 
         The opening has begun in `journal`, as `KeyHolder` does it: a start on a model whose rounds the journal does not know is refused.
 
@@ -321,12 +321,8 @@ class ClientSession:
         self._lock.check()
         if aggregate.vector.layout != self._agreement.layout:
             raise LayoutMismatchError("the aggregate has another layout than the agreement; the model is as it was")
+        state = self._state.after(aggregate.vector, round=aggregate.round, optimizer=self._agreement.server_optimizer, history=digest)
         self._trainer.opened(aggregate, attempt=attempt)
-        state = ModelState(
-            values=PlainVector(layout=self._agreement.layout, values=self._state.values.values + aggregate.vector.values),
-            rounds=(*self._state.rounds, aggregate.round),
-            history=digest,
-        )
         self._store.save(state)
         self._state = state
         self._erase_stored()

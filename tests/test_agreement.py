@@ -9,6 +9,7 @@ import pytest
 
 from privfed.aggregation.gram import Gram
 from privfed.aggregation.rules import MultiKrum
+from privfed.aggregation.server_optimizer import FedAdagrad, FedAdam, FedYogi, ServerOptimizer, ServerSgd
 from privfed.agreement import OpeningPolicy, RoundContext, decode_agreement, encode_agreement
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
@@ -187,3 +188,59 @@ def test_weights_of_any_kind_of_number_make_the_same_agreement(meet: Callable[..
 def test_a_population_that_no_ledger_can_have_is_refused(meet: Callable[..., Any], population: Any) -> None:
     with pytest.raises(ValueError, match="expected populations of 1 to 200 printable characters"):
         meet(populations={"bank_00": population})
+
+
+OPTIMIZERS = (
+    ServerSgd(momentum=0.9),
+    ServerSgd(learning_rate=0.5),
+    FedAdagrad(learning_rate=0.1),
+    FedAdam(learning_rate=0.1, second_decay=0.999),
+    FedYogi(learning_rate=0.1, momentum=0.0),
+)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_a_server_optimiser_is_agreed_on_and_written_down(parties: Any, optimizer: ServerOptimizer) -> None:
+    agreement = replace(parties.agreement, server_optimizer=optimizer)
+    assert {part for part in agreement.parts if agreement.parts[part] != parties.agreement.parts[part]} == {"rule"}
+    read = decode_agreement(encode_agreement(agreement))
+    assert read.server_optimizer == optimizer
+    assert read.digest == agreement.digest
+    assert len({replace(parties.agreement, server_optimizer=other).digest for other in OPTIMIZERS}) == len(OPTIMIZERS)
+
+
+def test_adding_aggregates_as_they_are_is_the_agreement_that_it_was_without_optimisers(parties: Any) -> None:
+    import hashlib
+
+    assert parties.agreement.parts["rule"] == hashlib.sha256(b"privfed rule v1FedAvg").digest()
+
+
+def test_an_optimiser_that_other_parties_may_not_know_is_refused(parties: Any) -> None:
+    class Own(ServerSgd):
+        pass
+
+    with pytest.raises(TypeError, match="expected a server optimiser of ServerSgd, FedAdagrad, FedAdam, FedYogi, got Own"):
+        replace(parties.agreement, server_optimizer=Own())
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{}",
+        '{"Own": {}}',
+        '{"FedAdam": {}}',
+        '{"FedAdam": {"learning_rate": "0.1"}}',
+        '{"FedAdam": {"learning_rate": true}}',
+        '{"ServerSgd": {"learning_rate": -1}}',
+        '{"ServerSgd": {"speed": 1}}',
+        '{"ServerSgd": {}, "FedAdam": {"learning_rate": 1}}',
+        "[]",
+        "null",
+    ],
+)
+def test_what_names_no_server_optimiser_is_refused(parties: Any, written: str) -> None:
+    text = encode_agreement(parties.agreement)
+    known = '{"ServerSgd": {"learning_rate": 1.0, "momentum": 0.0}}'
+    assert known in text
+    with pytest.raises(ValueError, match="expected"):
+        decode_agreement(text.replace(known, written))

@@ -17,8 +17,8 @@ class MissingPeerError(Exception):
     """Why an implementation cannot be measured here."""
 
 
-def interpreter(contender: Contender, folder: Path, *, install: bool) -> Path:
-    """The interpreter in which a contender runs, installed if need be.
+def interpreter(contender: Contender, folder: Path, *, install: bool, beside: tuple[str, ...] = ()) -> Path:
+    """The interpreter in which a contender runs, installed if need be, with the requirements that it needs beside its own.
 
     Raises:
         MissingPeerError: If it is not there and may not, or cannot, be installed.
@@ -34,7 +34,9 @@ def interpreter(contender: Contender, folder: Path, *, install: bool) -> Path:
     try:
         shutil.rmtree(home, ignore_errors=True)  # what an interrupted run left
         venv.create(home, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", contender.requirement], check=True, capture_output=True, text=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", contender.requirement, *beside], check=True, capture_output=True, text=True
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         raise MissingPeerError(f"{contender.requirement} could not be installed: {said[-1] if said else 'no reason was given'}") from error

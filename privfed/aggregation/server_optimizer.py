@@ -178,6 +178,26 @@ class FedYogi:
         return _adapted(self, first, second, aggregate)
 
 
+SERVER_OPTIMIZERS: tuple[type[ServerSgd | FedAdagrad | FedAdam | FedYogi], ...] = (ServerSgd, FedAdagrad, FedAdam, FedYogi)
+"""What an agreement may name."""
+
+
+def check_server_optimizer(optimizer: ServerOptimizer) -> None:
+    """Refuses an optimiser that not every party knows by its name.
+
+    Raises:
+        TypeError: If it is none of `SERVER_OPTIMIZERS`.
+    """
+    if type(optimizer) not in SERVER_OPTIMIZERS:
+        known = ", ".join(kind.__name__ for kind in SERVER_OPTIMIZERS)
+        raise TypeError(f"expected a server optimiser of {known}, got {type(optimizer).__name__}")
+
+
+def with_optimizer(rule: str, optimizer: ServerOptimizer) -> str:
+    """Name of a rule and what is done with its aggregates; that of the rule alone where they are added as they are."""
+    return rule if optimizer == ServerSgd() else f"{rule}, then {optimizer.name}"
+
+
 def _name(optimizer: FedAdam | FedYogi) -> str:
     return (
         f"{type(optimizer).__name__}(learning_rate={optimizer.learning_rate!r}, momentum={optimizer.momentum!r}, "

@@ -2,11 +2,11 @@
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
@@ -19,6 +19,7 @@ from privfed.data.samples import Samples
 from privfed.engines.beforehand import check_budgets, check_evaluation, check_rounds
 from privfed.engines.dropouts import Absences
 from privfed.engines.encrypted import EncryptedRounds
+from privfed.engines.plain_site import PlainSite
 from privfed.engines.plaintext import PlaintextRounds
 from privfed.engines.site import Site
 from privfed.errors import CohortError, DamagedFileError, RoundSkippedError
@@ -30,6 +31,7 @@ from privfed.training.evaluate import Evaluation, EvaluationScope, evaluate
 from privfed.training.mechanism import DpSgd
 from privfed.training.model import check_model, scores, values_of
 from privfed.training.randomness import Randomness
+from privfed.training.scaffold import Scaffold
 from privfed.update import Aggregate, PlainVector, Update
 
 
@@ -77,6 +79,7 @@ def simulate(
 class _Rounds(Protocol):
     @property
     def model(self) -> PlainVector: ...
+    def was_held(self, number: int, selected: Sequence[str], record: RoundRecord) -> None: ...
     def hold(
         self, number: int, *, selected: tuple[str, ...], silent: Mapping[str, Stage]
     ) -> tuple[RoundRecord, Aggregate[PlainVector] | None]: ...
@@ -95,7 +98,7 @@ class Simulation:
 
     Raises:
         PrivFedError: If a client, the model or the policy is refused, or the folder belongs to another run.
-        ValueError: If a folder is given for a plaintext run, which keeps nothing.
+        ValueError: If a folder is given for a plaintext run with `Scaffold`, whose variates only encrypted runs keep.
     """
 
     def __init__(
@@ -119,16 +122,21 @@ class Simulation:
         self._initial = values_of(model)
         self._updates: dict[str, Update[PlainVector]] = {}
         self._site: Site | None = None
+        self._log_keeper: Site | PlainSite | None = None
         self._trainers = trainers = {client.name: self._trainer(client.name) for client in consortium.clients}
         if isinstance(consortium.keys, Plaintext):
-            if directory is not None:
-                raise ValueError("expected no directory for a plaintext run, which keeps nothing")
-            self._rounds: _Rounds = PlaintextRounds(consortium=consortium, trainers=trainers, initial=self._initial)
+            if directory is not None and isinstance(consortium.correction, Scaffold):
+                raise ValueError("expected no directory for a plaintext run with SCAFFOLD, whose variates only encrypted runs keep")
             self._stack = ExitStack()
+            if directory is not None:
+                self._log_keeper = PlainSite(directory, consortium=consortium, initial=self._initial)
+                self._stack.callback(self._log_keeper.close)
+            self._rounds: _Rounds = PlaintextRounds(consortium=consortium, trainers=trainers, initial=self._initial, site=self._log_keeper)
             return
         with ExitStack() as stack:
             root = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-")))
             self._site = Site(root, consortium=consortium, keys=consortium.keys, initial=self._initial)
+            self._log_keeper = self._site
             stack.callback(self._site.close)
             self._encrypted = EncryptedRounds(
                 site=self._site,
@@ -266,12 +274,12 @@ class Simulation:
         summaries: list[RoundSummary] = []
         failed: list[FailedRound] = []
         seed: int | None = None
-        entries = [] if self._site is None else self._site.entries()
+        entries: list[dict[str, Any]] = [] if self._log_keeper is None else self._log_keeper.entries()
         try:
             for entry in entries:
                 if "held" in entry:
                     summary = RoundSummary.from_json(entry["held"])
-                    self._encrypted.was_held(summary.record.round, entry["selected"], summary.record)
+                    self._rounds.was_held(summary.record.round, entry["selected"], summary.record)
                     summaries.append(summary)
                 elif "failed" in entry:
                     silent = {name: Stage[stage] for name, stage in entry["failed"]["silent"].items()}
@@ -285,11 +293,13 @@ class Simulation:
             raise DamagedFileError("rounds are missing in the log of the run, or out of order; nothing was changed; put it back")
         if entries and seed is None:
             raise DamagedFileError("the log of the run lacks its beginning; nothing was changed; put it back, or choose a new folder")
+        if isinstance(self._rounds, PlaintextRounds):
+            self._rounds.restore(held)
         return summaries, failed, seed
 
     def _log(self, entry: Mapping[str, object]) -> None:
-        if self._site is not None:
-            self._site.log(entry)
+        if self._log_keeper is not None:
+            self._log_keeper.log(entry)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -347,7 +357,7 @@ class Simulation:
         consortium = self._consortium
         return History(
             mode=consortium.mode,
-            rule=consortium.rule.name,
+            rule=consortium.rule_name,
             policy=consortium.policy,
             params=consortium.params,
             training={client.name: client.training for client in consortium.clients},

@@ -6,7 +6,7 @@ matrix have their second phase here: scores first, then the sum.
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -17,12 +17,14 @@ from privfed.aggregation.mixture import Mixture
 from privfed.aggregation.rules import CumulativeRule, PlaintextRule, Rule
 from privfed.agreement import SESSION_BYTES, OpeningPolicy
 from privfed.client import Trainer
-from privfed.consortium import Consortium
+from privfed.consortium import Consortium, Plaintext
+from privfed.engines.plain_site import PlainSite
 from privfed.errors import BudgetExceededError, CohortError
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
 from privfed.round import Clock, RoundRecord, Stage
-from privfed.update import Aggregate, Layout, PlainVector
+from privfed.state import ModelState
+from privfed.update import Aggregate, Layout, PlainVector, Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,19 +115,39 @@ class PlaintextRounds:
         consortium: Who trains together, and how.
         trainers: Each client's training, by name.
         initial: Weights from which the run starts.
+        site: Its folder; None for a run that keeps nothing.
 
     Attributes:
-        model: The weights after the rounds so far.
-        scores: Cumulative scores after the rounds so far, for rules that keep some.
+        state: The model after the rounds so far, the state of the server optimiser, and cumulative scores of rules that keep some.
     """
 
-    def __init__(self, *, consortium: Consortium, trainers: Mapping[str, Trainer], initial: PlainVector) -> None:
+    def __init__(
+        self, *, consortium: Consortium, trainers: Mapping[str, Trainer], initial: PlainVector, site: PlainSite | None = None
+    ) -> None:
         self._consortium = consortium
         self._trainers = trainers
+        together = isinstance(consortium.keys, Plaintext) and consortium.keys.train_together
+        self._stacked = Trainer.stacked(list(trainers.values())) if together else None
         self._weights = {client.name: client.weight for client in consortium.clients}
-        self._session = secrets.token_bytes(SESSION_BYTES)
-        self.model = initial
-        self.scores: Mapping[str, float] = {}
+        self._site = site
+        self._session = secrets.token_bytes(SESSION_BYTES) if site is None else site.session
+        self.state = ModelState(values=initial)
+
+    @property
+    def model(self) -> PlainVector:
+        """The weights after the rounds so far."""
+        return self.state.values
+
+    def was_held(self, number: int, selected: Sequence[str], record: RoundRecord) -> None:
+        """Nothing to note: the state says which rounds are in it, see `restore`."""
+
+    def restore(self, rounds: Sequence[int]) -> None:
+        """Takes up the state after the rounds that the folder's log has. Without a folder, rounds are counted anew on the same model.
+
+        Raises:
+            DamagedFileError: If the folder does not hold it.
+        """
+        self.state = replace(self.state, rounds=()) if self._site is None else self._site.load(rounds)
 
     def hold(
         self, number: int, *, selected: Sequence[str], silent: Mapping[str, Stage]
@@ -138,20 +160,12 @@ class PlaintextRounds:
         """
         policy, params = self._consortium.policy, self._consortium.params
         clock = Clock()
-        refused: list[str] = []
-        grids: dict[str, NDArray[np.int64]] = {}
         absent = {name: stage for name, stage in silent.items() if stage <= Stage.UPLOAD and name in selected}
-        for name in selected:
-            if name in absent:
-                continue
-            with clock.phase("train"):
-                try:
-                    update = self._trainers[name].train(self.model, session=self._session, round=number, attempt=0)
-                except BudgetExceededError:
-                    refused.append(name)
-                    continue
-                self._trainers[name].commit(session=self._session, round=number, attempt=0)
-            grids[name], _ = quantise(update.vector.values, params)
+        present = [name for name in selected if name not in absent]
+        with clock.phase("train"):
+            updates = self._train(number, present)
+        refused = [name for name in present if name not in updates]
+        grids = {name: quantise(update.vector.values, params)[0] for name, update in updates.items()}
         if len(grids) < policy.min_clients:
             raise CohortError(f"the policy demands {policy.min_clients} clients, and there are {len(grids)} updates; nothing was summed")
         with clock.phase("sum"):
@@ -163,14 +177,16 @@ class PlaintextRounds:
                 policy=policy,
                 params=params,
                 round=number,
-                scores=self.scores,
+                scores=self.state.scores,
                 validator=None if self._consortium.validator is None else self._consortium.validator.name,
             )
-        self.scores = combined.scores
+            state = self.state.after(combined.movement, round=number, optimizer=self._consortium.server_optimizer, scores=combined.scores)
         if combined.aggregate is not None:
             for trainer in self._trainers.values():
                 trainer.opened(combined.aggregate, attempt=0)
-        self.model = PlainVector(layout=self.model.layout, values=self.model.values + combined.movement.values)
+        if self._site is not None:
+            self._site.save(state)
+        self.state = state
         record = RoundRecord(
             round=number,
             selected=tuple(selected),
@@ -183,3 +199,20 @@ class PlaintextRounds:
             seconds=clock.seconds,
         )
         return record, combined.aggregate
+
+    def _train(self, number: int, names: Sequence[str]) -> dict[str, Update[PlainVector]]:
+        """The update of each client whose budget covers the round."""
+        if self._stacked is not None and names:
+            order = list(self._trainers)
+            results = self._stacked.train(self.model, round=number, among=[order.index(name) for name in names])
+            return {
+                name: self._trainers[name].trained(result.update_values, round=number) for name, result in zip(names, results, strict=True)
+            }
+        updates: dict[str, Update[PlainVector]] = {}
+        for name in names:
+            try:
+                updates[name] = self._trainers[name].train(self.model, session=self._session, round=number, attempt=0)
+            except BudgetExceededError:
+                continue
+            self._trainers[name].commit(session=self._session, round=number, attempt=0)
+        return updates

@@ -1,7 +1,6 @@
 """The folder of a run on this machine: who the parties are, what they agreed on, and what has happened so far."""
 
 import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from privfed.agreement import SESSION_BYTES, Agreement, decode_agreement, encode_agreement
 from privfed.consortium import Consortium
+from privfed.engines.run_log import RunLog, damaged
 from privfed.errors import AgreementMismatchError, DamagedFileError
-from privfed.files import FolderLock, is_bookkeeping, make_folder, sweep, synchronise_folder
+from privfed.files import FolderLock, is_bookkeeping, make_folder, sweep
 from privfed.identity import Identity, Roster
 from privfed.spool import Spool
 from privfed.update import PlainVector
@@ -82,6 +82,7 @@ class Site:
             silo=consortium.silo,
             private_weights=consortium.private_weights,
             validator=consortium.validator,
+            server_optimizer=consortium.server_optimizer,
         )
         if stored is None:
             files.put(_TERMS, json.dumps({"agreement": encode_agreement(self.agreement), "key": keys.fingerprint}).encode())
@@ -103,7 +104,7 @@ class Site:
             terms = json.loads((self.root / _TERMS).read_bytes())
             return decode_agreement(terms["agreement"]), terms["key"]
         except (ValueError, TypeError, LookupError) as error:
-            raise _damaged(self.root / _TERMS) from error
+            raise damaged(self.root / _TERMS) from error
 
     def client(self, name: str) -> Path:
         """A client's own folder."""
@@ -121,32 +122,11 @@ class Site:
 
     def log(self, entry: Mapping[str, object]) -> None:
         """Appends an entry to the run's log, synchronised before this returns."""
-        path = self.root / _LOG
-        new = not path.exists()
-        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write((json.dumps(entry) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
-        if new:
-            synchronise_folder(self.root)
+        RunLog(self.root / _LOG).append(entry)
 
     def entries(self) -> list[dict[str, Any]]:
-        """What was logged so far. A last line that a crash cut off was never acted upon; it is dropped."""
-        path = self.root / _LOG
-        data = path.read_bytes() if path.exists() else b""
-        if not data and any(stored.is_file() for stored in self.spool.rglob("*")):
-            raise _damaged(path)
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            os.truncate(path, len(whole))
-        try:
-            return [json.loads(line) for line in whole.splitlines()]
-        except ValueError as error:
-            raise _damaged(path) from error
-
-
-def _damaged(path: Path) -> DamagedFileError:
-    return DamagedFileError(f"{path.name} is missing or damaged; nothing was changed; put it back as it was, or choose a new folder")
+        """What was logged so far; see `RunLog.entries`."""
+        return RunLog(self.root / _LOG).entries(used=any(stored.is_file() for stored in self.spool.rglob("*")))
 
 
 def _check_unused(root: Path) -> None:
@@ -167,4 +147,4 @@ def _identity(path: Path, name: str, *, new: bool) -> Identity:
     try:
         return Identity.load(path, name=name)
     except ValueError as error:
-        raise _damaged(path) from error
+        raise damaged(path) from error

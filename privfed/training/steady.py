@@ -1,9 +1,9 @@
 """Whether a record's gradient is the same, bit for bit, wherever in a batch the record stands and whatever stands beside it.
 
 Products of matrices round a row by the way in which its place is computed: BLAS takes other instructions for the last rows, for narrow
-results, for small products, and for memory that is not aligned. Usually that is one bit of float32. Where the bit decides on which side of a kink (ReLU) a record falls,
-it is another gradient, and records can be made to fall there: then one more record, which moves the others by a place, moves the sum
-by more than its own gradient.
+results, for small products, and for memory that is not aligned. Usually that is one bit of float32. Where the bit decides on which side
+of a kink (ReLU) a record falls, it is another gradient, and records can be made to fall there: then one more record, which moves the
+others by a place, moves the sum by more than its own gradient.
 
 So passes have whole blocks of `ROWS` records, and narrow layers are widened with zeros. Whether that is enough on this machine is checked
 for every shape of pass that can occur: how a row is computed depends on its place and on the shape, and never on what is in the matrices.

@@ -10,6 +10,7 @@ import torch
 from benchmarks import fedtsv
 from benchmarks.fedtsv import IID, KINDS, MALICIOUS, METHODS, OURS, PLAIN, QUICK, SKEWED, WITHOUT, Outcome, Records
 from privfed.data.samples import Samples
+from privfed.training.model import mlp
 
 torch.set_num_threads(1)
 TINY = replace(QUICK, rounds=4, every=2, records=32, validation=100)
@@ -23,7 +24,7 @@ def records(count: int = 6000) -> Records:
     columns = tuple(f"p{index}" for index in range(10))
     cut = count - 500
     sides = [Samples(features=features[part], labels=labels[part], groups=None, columns=columns) for part in (slice(cut), slice(cut, None))]
-    return Records(train=sides[0], test=sides[1], source="made up")
+    return Records(train=sides[0], test=sides[1], source="made up", network=lambda: mlp(10, hidden=(64,), outputs=10))
 
 
 def test_the_world_has_the_clients_of_the_paper_and_deals_no_record_twice() -> None:

@@ -55,7 +55,7 @@ def test_an_encrypted_run_is_the_run_in_the_clear(model: torch.nn.Module, six: M
     encrypted = simulate(six(rule=rule, validator=validator), model, rounds=rounds, directory=tmp_path / "run")
     with Simulation(six(rule=rule, validator=validator, keys=Plaintext()), model) as simulation:
         clear = simulation.run(rounds=rounds)
-        scores = dict(simulation._rounds.scores)  # type: ignore[attr-defined]
+        scores = dict(simulation._rounds.state.scores)  # type: ignore[attr-defined]
     for sealed, plain in zip(encrypted.rounds, clear.rounds, strict=True):
         assert dict(sealed.record.coefficients) == dict(plain.record.coefficients)
         assert sealed.grid_error_max == 0

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from torch import nn
 
 from privfed.data.samples import Samples
 from privfed.errors import LayoutMismatchError, UnsupportedDataError, UnsupportedModelError
-from privfed.training.batched import train_together
+from privfed.training.batched import StackedClients, train_together
 from privfed.training.dpsgd import train
 from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import NonPrivate
@@ -128,3 +129,26 @@ def test_a_model_that_cannot_be_stacked_is_refused() -> None:
     model = LooksAtValues()
     with pytest.raises(UnsupportedModelError, match="cannot be stacked; train its clients one by one"):
         train_together(model, values_of(model), records([20, 30]), mechanism=MECHANISM, loss=cross_entropy)
+
+
+def test_clients_that_stay_stacked_train_in_each_round_as_they_do_when_stacked_anew() -> None:
+    model, clients = smooth_model(), records([40, 7, 33])
+    stacked = StackedClients(model, clients, mechanism=MECHANISM, loss=cross_entropy, seeds=[5, 6, 7])
+    start = values_of(model)
+    for number, among in ((0, [0, 1, 2]), (1, [2, 0])):
+        some = stacked.train(start, round=number, among=among)
+        chosen = [clients[place] for place in among]
+        anew = train_together(
+            model, start, chosen, mechanism=MECHANISM, loss=cross_entropy, round=number, seeds=[5 + place for place in among]
+        )
+        for result, expected in zip(some, anew, strict=True):
+            np.testing.assert_array_equal(result.update_values.values, expected.update_values.values)
+        start = PlainVector(layout=start.layout, values=start.values + some[0].update_values.values)
+    alone = train(model, start, clients[2], mechanism=replace(MECHANISM, seed=7), loss=cross_entropy, round=4)
+    np.testing.assert_allclose(stacked.train(start, round=4)[2].update_values.values, alone.update_values.values, atol=TOLERANCE)
+
+
+def test_one_seed_for_each_client_is_demanded() -> None:
+    model = smooth_model()
+    with pytest.raises(ValueError, match="expected one seed for each of 2 clients, got 1"):
+        train_together(model, values_of(model), records([20, 30]), mechanism=MECHANISM, loss=cross_entropy, seeds=[1])

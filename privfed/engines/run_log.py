@@ -1,0 +1,56 @@
+"""The log of a run: an entry per round, appended and synchronised."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from privfed.errors import DamagedFileError
+from privfed.files import synchronise_folder
+
+
+class RunLog:
+    """A file of JSON lines, made with mode 0600 by the first entry. Only for who holds the folder.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def append(self, entry: Mapping[str, object]) -> None:
+        """Appends an entry, synchronised before this returns."""
+        new = not self._path.exists()
+        with open(self._path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write((json.dumps(entry) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            synchronise_folder(self._path.parent)
+
+    def entries(self, *, used: bool) -> list[dict[str, Any]]:
+        """What was logged so far. A last line that a crash cut off was never acted upon; it is dropped.
+
+        Args:
+            used: Whether anything else says that there were rounds.
+
+        Raises:
+            DamagedFileError: If there are no entries where there were rounds, or a line is no JSON; nothing was changed.
+        """
+        data = self._path.read_bytes() if self._path.exists() else b""
+        if not data and used:
+            raise damaged(self._path)
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            os.truncate(self._path, len(whole))
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise damaged(self._path) from error
+
+
+def damaged(path: Path) -> DamagedFileError:
+    """The refusal of a run whose file is missing or damaged."""
+    return DamagedFileError(f"{path.name} is missing or damaged; nothing was changed; put it back as it was, or choose a new folder")
