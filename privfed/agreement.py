@@ -342,13 +342,7 @@ _WRITTEN_RULES: tuple[WeightRule, ...] = (FedAvg(),)
 
 def encode_agreement(agreement: Agreement) -> str:
     """The agreement as JSON, for another process or machine. Public."""
-    params, policy, roster, silo, optimizer = (
-        agreement.params,
-        agreement.policy,
-        agreement.roster,
-        agreement.silo,
-        agreement.server_optimizer,
-    )
+    params, policy, roster, silo = agreement.params, agreement.policy, agreement.roster, agreement.silo
     optimizer: Any = agreement.server_optimizer  # Any, because a protocol is not known to be a dataclass
     parties = [{"name": party.name, "public_key": party.public_key.hex()} for party in (roster.server, *roster.clients)]
     return json.dumps(

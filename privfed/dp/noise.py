@@ -7,6 +7,7 @@ takes depends on the noise that it draws.
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 # Whole numbers of 64 bits, or, where those are too short, Python's: the arithmetic below is the same.
 _Integers: TypeAlias = NDArray[np.int64] | NDArray[np.object_]
 
+_FEW_DIGITS: Final = 2.0**21  # as many units have 21 binary digits
+_LEAST_UNIT: Final = 2.0**-900  # a normal number made of it is 35
 _WORD: Final = 2**64
 _LARGEST_INT64: Final = 2**62  # with room for a sum of two
 
@@ -43,11 +46,37 @@ def discrete_gaussian(variance: int, count: int) -> NDArray[np.int64]:
 
 
 def standard_normal(count: int) -> NDArray[np.float64]:
-    """Independent standard normal numbers of shape (count,) (Box and Muller, 1958). None exceeds 8.6 in size."""
+    """Independent standard normal numbers of shape (count,) (Box and Muller, 1958)."""
     pairs = (count + 1) // 2
-    uniform = ((_words(2 * pairs) >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53  # never zero
-    radius, angle = np.sqrt(-2.0 * np.log(uniform[:pairs])), 2.0 * math.pi * uniform[pairs:]
+    radius = np.sqrt(-2.0 * np.log(with_tail(_uniform(pairs), _uniform)))
+    angle = 2.0 * math.pi * _uniform(pairs)
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
+def with_tail(uniform: NDArray[np.float64], draw: Callable[[int], NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Gives uniform numbers the binary digits that a double can hold and a multiple of 2^-53 lacks, where they are small.
+
+    A normal number made of 2^-53 is 8.6, and without more digits none would be larger: too soon for a delta below 1e-12.
+
+    Args:
+        uniform: Multiples of 2^-53 from 2^-53 to 1, of shape (n,). Changed in place. Private.
+        draw: So many more of them.
+
+    Returns:
+        The same array: each number is moved by less than 2^-53, and only if it is below 2^-32.
+    """
+    unit = 2.0**-53
+    small = np.flatnonzero(uniform < _FEW_DIGITS * unit)
+    while small.size and unit > _LEAST_UNIT:
+        uniform[small] -= (1.0 - draw(small.size)) * unit
+        unit *= 2.0**-53
+        small = small[uniform[small] < _FEW_DIGITS * unit]
+    return uniform
+
+
+def _uniform(count: int) -> NDArray[np.float64]:
+    """Uniform multiples of 2^-53 from 2^-53 to 1."""
+    return ((_words(count) >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
 
 
 def _words(count: int) -> NDArray[np.uint64]:

@@ -120,6 +120,7 @@ def _terms_of(consortium: Consortium, initial: PlainVector) -> dict[str, str]:
         "start": hashlib.sha256(initial.layout.digest + initial.digest).hexdigest(),
         "correction": repr(consortium.correction),
         "way of training": repr(consortium.keys),
+        "validator": repr(consortium.validator),
     }
 
 

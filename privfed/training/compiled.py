@@ -22,7 +22,7 @@ from privfed.training.loss import PerSampleLoss
 from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.training.model import layout_of, trainable_parameters
 from privfed.training.probe import perturbed_copy, synthetic_records
-from privfed.training.steady import filled_up
+from privfed.training.steady import filled_up, one_thread
 from privfed.update import Layout
 
 _BLOCK = 64
@@ -92,8 +92,8 @@ def compile_sum(module: nn.Module, *, mechanism: DpSgd, loss: PerSampleLoss, inp
     padded = torch.arange(capacity) % len(labels)
     example = (features[padded], labels[padded], torch.ones(capacity), *(parameter.detach() for parameter in parameters))
     try:
-        function = torch.compile(make_fx(traced.clipped_sum)(*example), dynamic=False, options={"cpp_wrapper": True})
-        with torch.no_grad():
+        with one_thread(), torch.no_grad():
+            function = torch.compile(make_fx(traced.clipped_sum)(*example), dynamic=False, options={"cpp_wrapper": True})
             function(*example)
     except (RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError("torch.compile fails on this model and loss; go without; nothing was compiled") from error

@@ -10,13 +10,14 @@ norm of each record's gradient on: clipping, the sum (but for that of `compiled`
 * The noised sum is a multiple of 2^-20 * max_grad_norm: it has no low bits that could tell sums apart.
 * It is divided by the declared `expected_batch_size`, never by the size of the batch or of the table.
 * Exactly `steps` noised steps are done; an empty batch is a step of pure noise.
-* Only trainable parameters of the unwrapped model are released, and only if nothing else in it changed.
+* Only trainable parameters of the unwrapped model are released, and only if nothing else in it changed, and they in noised steps alone.
 
 Up to its clipping, a record's gradient is the same bits wherever in a batch the record stands and whatever stands beside it: `check`
 refuses a model for which that is not so on this machine (see `steady`). So what one record does to a sum is its own gradient.
 """
 
 import copy
+import itertools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +43,7 @@ from privfed.training.objective import Correction, add_correction, flat
 from privfed.training.probe import perturbed_copy, synthetic_records
 from privfed.training.randomness import OperatingSystemRandomness, Randomness
 from privfed.training.sgd import descend
-from privfed.training.steady import widen_narrow_layers
+from privfed.training.steady import awake_copy, one_thread, unlike_records, widen_narrow_layers
 from privfed.update import PlainVector
 
 # Float32 differs between a batch and a single record by some 1e-6; a wrong gradient differs by a whole factor.
@@ -205,9 +206,12 @@ def check(
         check_compiled(compiled, layout=start.layout, loss=loss, mechanism=mechanism)
     inputs = samples.features.shape[1]
     check_columns(module, samples.columns)
+    module = copy.deepcopy(module)
+    load_values(module, start)
     check_loss(module, loss, inputs=inputs, labels=samples.labels)
     if isinstance(mechanism, DpSgd):
-        _check_gradients(module, loss, mechanism=mechanism, inputs=inputs, compiled=compiled)
+        with one_thread():
+            _check_gradients(module, loss, mechanism=mechanism, inputs=inputs, compiled=compiled)
 
 
 def train(
@@ -252,9 +256,10 @@ def train(
     if isinstance(mechanism, DpSgd):
         source = OperatingSystemRandomness() if randomness is None else randomness
         private_randomness = source.private
-        zeroed_gradients = _descend_privately(
-            model, features, labels, mechanism=mechanism, loss=loss, correction=correction, randomness=source, compiled=compiled
-        )
+        with one_thread():
+            zeroed_gradients = _descend_privately(
+                model, features, labels, mechanism=mechanism, loss=loss, correction=correction, randomness=source, compiled=compiled
+            )
     else:
         descend(model, features, labels, mechanism=mechanism, loss=loss, correction=correction, round=round)
     check_unchanged(before, model=model, loss=loss, without=trained)
@@ -294,7 +299,9 @@ def _descend_privately(
     for indices in randomness.poisson_batches(len(labels), sample_rate=mechanism.sample_rate, steps=mechanism.steps):
         taken = indices if capacity is None or len(indices) <= capacity else randomness.subset(indices, capacity)
         batch = torch.from_numpy(taken)
+        known = weights.detach().clone()
         clipped = gradients.sum(features.index_select(0, batch), labels.index_select(0, batch))
+        _check_unmoved(model, weights, known)
         weights.summed_grad = clipped.values
         zeroed += clipped.zeroed
         optimizer.pre_step()
@@ -308,6 +315,20 @@ def _descend_privately(
             # Below a step of the grid, all sums would be rounded away.
             norm = gradients.max_grad_norm = optimizer.max_grad_norm = min(max(norm, optimizer.grid), mechanism.max_grad_norm)
     return zeroed
+
+
+def _check_unmoved(model: nn.Module, weights: torch.Tensor, known: torch.Tensor) -> None:
+    """Refuses a model whose weights moved, or were exchanged, while records went through: no noise would cover that."""
+    start = weights.data_ptr()
+    own = (parameter.data_ptr() - start for parameter in trainable_parameters(model).values())
+    expected = itertools.accumulate((4 * parameter.numel() for parameter in trainable_parameters(model).values()), initial=0)
+    if not torch.equal(weights.detach().view(torch.int32), known.view(torch.int32)) or any(
+        a != b for a, b in zip(own, expected, strict=False)
+    ):
+        raise UnsupportedModelError(
+            "the model moved its own weights while records went through, which no noise covers; no update was made; what was charged stays "
+            "charged; take out what writes to weights, such as max_norm of nn.Embedding"
+        )
 
 
 def _noised_count(within: torch.Tensor, *, count_noise: float, randomness: Randomness) -> float:
@@ -337,7 +358,8 @@ def _check_gradients(module: nn.Module, loss: PerSampleLoss, *, mechanism: DpSgd
         gradients = _clipped_gradients(model, loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=inputs, compiled=compiled)
         rows = gradients.of_records(features, labels)
         total = gradients.sum(features, labels).values
-        steady = gradients.is_steady(features, labels)
+        awake = _clipped_gradients(awake_copy(module), loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=inputs, compiled=compiled)
+        steady = awake.is_steady(*unlike_records(inputs, labels), most=mechanism.record_limit)
     except (NotImplementedError, RuntimeError, ValueError, UnsupportedModelError) as error:
         raise UnsupportedModelError(
             "there is no gradient per record of this model; use inplace=False in all layers, every layer of the model, and layers that "

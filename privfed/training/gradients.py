@@ -128,9 +128,16 @@ class ClippedGradients(ABC):
             return (2 ** (max(affordable, 1).bit_length() - 1),)
         return range(ROWS, min(affordable, _ROWS_PER_PASS) + 1, ROWS)
 
-    def is_steady(self, features: torch.Tensor, labels: torch.Tensor) -> bool:
-        """Whether these made-up records have the same gradients, bit for bit, at every place of every shape of pass."""
-        return is_steady(self._pieces, features, labels, shapes=self.shapes)
+    def is_steady(self, features: torch.Tensor, labels: torch.Tensor, *, most: int) -> bool:
+        """Whether made-up records have the same gradients, bit for bit, at every place of every shape of pass.
+
+        Args:
+            features: Of `unlike_records`.
+            labels: Likewise.
+            most: Records that a batch has at most. Public.
+        """
+        shapes = [rows for rows in self.shapes if rows < most + self.shapes[0]] or self.shapes
+        return is_steady(self._pieces, features, labels, shapes=shapes)
 
     def sum(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
         """The sum of the records' gradients, each scaled to a norm of at most max_grad_norm over all parameters together.

@@ -126,6 +126,11 @@ def check_model(module: nn.Module) -> None:
         for kind, reason in _REFUSED_LAYERS:
             if isinstance(layer, kind):
                 raise UnsupportedModelError(f"layer {name!r} is {type(layer).__name__}: {reason}; nothing was trained")
+        if getattr(layer, "max_norm", None) is not None:
+            raise UnsupportedModelError(
+                f"layer {name!r} has a max_norm, so that it would move its weights by the records that go through, which no noise covers; "
+                "leave it out; nothing was trained"
+            )
     for name, _ in module.named_buffers():
         raise UnsupportedModelError(
             f"buffer {name!r} could carry raw data out of training; make it a frozen parameter if it is a public constant, and "

@@ -13,6 +13,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
+from privfed.dp.noise import with_tail
+
 # Drawn ahead: a small share of the memory of a training, and by then the cost of a call no longer shows.
 _MOST_BATCHES = 64
 _MOST_INDICES = 2**16
@@ -45,10 +47,10 @@ class Randomness(ABC):
         return uniform
 
     def normal(self, count: int) -> NDArray[np.float64]:
-        """Independent standard normal numbers of shape (count,), float64 (Box and Muller, 1958). None exceeds 8.6 in size."""
+        """Independent standard normal numbers of shape (count,), float64 (Box and Muller, 1958)."""
         pairs = (count + 1) // 2
         uniform = self._uniform(2 * pairs)
-        radius, angle = uniform[:pairs], uniform[pairs:]
+        radius, angle = with_tail(uniform[:pairs], self._uniform), uniform[pairs:]
         np.log(radius, out=radius)
         radius *= -2.0
         np.sqrt(radius, out=radius)

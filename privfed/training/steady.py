@@ -5,11 +5,15 @@ results, for small products, and for memory that is not aligned. Usually that is
 of a kink (ReLU) a record falls, it is another gradient, and records can be made to fall there: then one more record, which moves the
 others by a place, moves the sum by more than its own gradient.
 
-So passes have whole blocks of `ROWS` records, and narrow layers are widened with zeros. Whether that is enough on this machine is checked
-for every shape of pass that can occur: how a row is computed depends on its place and on the shape, and never on what is in the matrices.
+So passes have whole blocks of `ROWS` records, narrow layers are widened with zeros, and torch gets one thread. Whether that is enough on
+this machine is checked for every shape of pass that can occur: how a row is computed depends on its place and on the shape, and never
+on what is in the matrices.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import MethodType
 
 import torch
@@ -20,7 +24,7 @@ ROWS = 64
 """A pass has a multiple of as many rows; those beyond its records are there for the shape alone."""
 
 _NARROWEST = 16
-_RECORDS = 5  # no divisor of the sizes in which rows are computed together
+_RECORDS = 61  # no divisor of the sizes in which rows are computed together
 
 Pieces = Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]
 """From features and labels to what the gradients of these records consist of, each with the records first."""
@@ -60,23 +64,63 @@ def widened(tensor: torch.Tensor, *widths: int) -> torch.Tensor:
     return functional.pad(tensor, [part for width in reversed(missing) for part in (0, width)]) if any(missing) else tensor
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Has torch compute with one thread inside: several share out a product in ways of which some round by the place of a row."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def awake_copy(module: nn.Module) -> nn.Module:
+    """A copy in training mode with weights of its own, frozen ones too, in which neurons fire: one that never does would hide its sum."""
+    model = copy.deepcopy(module).train()
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            spread = math.sqrt(6 / max(1, parameter[0].numel())) if parameter.ndim > 1 else 0.02
+            digits = (
+                torch.arange(parameter.numel(), dtype=torch.float64)
+                .add_(1)
+                .mul_(math.sqrt(5) / 2 + number * math.sqrt(2))
+                .frac_()
+                .sub_(0.5)
+            )
+            parameter.copy_(digits.mul_(spread).view_as(parameter))
+    return model
+
+
+def unlike_records(inputs: int, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Made-up records whose digits are all unlike each other, then the same ones negated, as `is_steady` takes them, and labels.
+
+    Args:
+        inputs: Number of columns.
+        labels: Some that the loss takes.
+    """
+    digits = torch.arange(_RECORDS * inputs, dtype=torch.float64).add_(1).mul_((math.sqrt(5) - 1) / 2).frac_()
+    features = digits.mul_(2).sub_(1).view(_RECORDS, inputs).float()
+    return torch.cat([features, -features]), labels[torch.arange(2 * _RECORDS) % len(labels)]
+
+
 def is_steady(pieces: Pieces, features: torch.Tensor, labels: torch.Tensor, *, shapes: Sequence[int]) -> bool:
     """Whether records are treated alike at every place of passes of all these shapes.
 
     Args:
         pieces: What is checked.
-        features: Made-up records, of shape (records, columns), whose digits are unlike each other.
+        features: Of `unlike_records`: a neuron that is dead on a record fires on its negative, mostly.
         labels: Of shape (records,).
         shapes: Numbers of rows.
     """
-    features, labels = features[:_RECORDS], labels[:_RECORDS]
     alone = [[piece[:1] for piece in pieces(features[[record] * shapes[0]], labels[[record] * shapes[0]])] for record in range(len(labels))]
     expected = [torch.cat(parts) for parts in zip(*alone, strict=True)]
     for number, rows in enumerate(shapes):
-        order = (torch.arange(rows) + number) % len(labels)
-        for piece, known in zip(pieces(features[order], labels[order]), expected, strict=True):
-            if not torch.equal(piece, known[order]):
-                return False
+        for first in (0, _RECORDS):
+            order = (torch.arange(rows) + number) % _RECORDS + first
+            for piece, known in zip(pieces(features[order], labels[order]), expected, strict=True):
+                if not torch.equal(piece.nan_to_num(), known[order].nan_to_num()):
+                    return False
     return True
 
 

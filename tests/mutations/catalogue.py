@@ -485,4 +485,25 @@ CATALOGUE: tuple[Mutation, ...] = (
         "        kept = self._journal.decision(self._context, digest.digest(self._context))",
         ("tests/test_scorer.py",),
     ),
+    Mutation(
+        "no noise is larger than 8.6",
+        "privfed/training/randomness.py",
+        "with_tail(uniform[:pairs], self._uniform)",
+        "uniform[:pairs]",
+        ("tests/dp/test_noise.py",),
+    ),
+    Mutation(
+        "as many threads as there are share out the sums",
+        "privfed/training/steady.py",
+        "    torch.set_num_threads(1)\n",
+        "",
+        ("tests/training/test_steady.py",),
+    ),
+    Mutation(
+        "a model may move its own weights in a step",
+        "privfed/training/dpsgd.py",
+        "        _check_unmoved(model, weights, known)\n",
+        "",
+        ("tests/training/test_memory.py",),
+    ),
 )

@@ -27,6 +27,7 @@ from privfed.training.loss import BinaryCrossEntropy, binary_cross_entropy
 from privfed.training.mechanism import NonPrivate
 from privfed.training.memory import check_memory, first_change, state_of
 from privfed.training.model import mlp, values_of
+from privfed.update import PlainVector
 from tests.training.steps import ONE_STEP, Counting, seeded, table
 
 torch.set_num_threads(1)
@@ -320,6 +321,66 @@ def test_stacked_training_refuses_what_remembers() -> None:
     module = FrozenMoves()
     with pytest.raises(UnsupportedModelError, match=r"the model\.scale changes"):
         train_together(module, values_of(module), [table()], mechanism=NON_PRIVATE, loss=binary_cross_entropy)
+
+
+# ---------------------------------------------------------------- trained weights
+
+
+class MovesTrained(Base):
+    """As nn.Embedding with a max_norm does: the weights of what a record looks up are made shorter, before any noise."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if _unlike_made_up(features):
+            with torch.no_grad():
+                self.layer.weight[0, 0] *= 0.5
+        return super().forward(features)
+
+
+class ExchangesTrained(Base):
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if _unlike_made_up(features):
+            self.layer.weight.data = self.layer.weight.data.clone()
+        return super().forward(features)
+
+
+class ShortEmbedding(nn.Module):
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.table, self.last = kind(8, 4, max_norm=1.0), nn.Linear(4, 1)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        looked_up = self.table(features[:, :1].long().clamp(0, 7))
+        return self.last(looked_up.reshape(len(features), 4))
+
+
+@pytest.mark.parametrize("kind", [MovesTrained, ExchangesTrained])
+def test_a_model_that_moves_its_trained_weights_for_some_records_gives_no_update(kind: type[nn.Module]) -> None:
+    module = kind()
+    check(module, values_of(module), sevens(), mechanism=ONE_STEP, loss=binary_cross_entropy)
+    with pytest.raises(UnsupportedModelError, match=r"moved its own weights .*; no update was made; what was charged stays charged"):
+        train(module, values_of(module), sevens(), mechanism=ONE_STEP, loss=binary_cross_entropy)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_layers_with_a_max_norm_are_refused_before_anything_is_charged(kind: Callable[..., nn.Module]) -> None:
+    module = ShortEmbedding(kind)
+    with pytest.raises(UnsupportedModelError, match=r"'table' has a max_norm.*nothing was trained"):
+        check(module, values_of(module), table(), mechanism=ONE_STEP, loss=binary_cross_entropy)
+
+
+def test_what_changes_under_the_weights_of_the_start_alone_is_refused() -> None:
+    class Shortened(Base):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            if bool((self.layer.weight.detach().abs() > 100).any()):
+                self.layer.weight.data.mul_(0.5)
+            return super().forward(features)
+
+    module = Shortened()
+    start = values_of(module)
+    check(module, start, table(), mechanism=ONE_STEP, loss=binary_cross_entropy)
+    far = PlainVector(layout=start.layout, values=start.values + 1000.0)
+    with pytest.raises(UnsupportedModelError, match=r"changes while records go through.*nothing was trained"):
+        check(module, far, table(), mechanism=ONE_STEP, loss=binary_cross_entropy)
 
 
 # ---------------------------------------------------------------- after training

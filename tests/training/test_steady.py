@@ -11,21 +11,20 @@ from torch.nn import functional
 
 from privfed.errors import UnsupportedModelError
 from privfed.training import dpsgd, gradients, steady
-from privfed.training.compiled import compile_sum
-from privfed.training.dpsgd import _clipped_gradients, check
+from privfed.training.compiled import CompiledBookKeeping, compile_sum
+from privfed.training.dpsgd import _clipped_gradients, check, train
 from privfed.training.gradients import ClippedGradients
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd
 from privfed.training.model import mlp, values_of
-from privfed.training.probe import synthetic_records
-from privfed.training.steady import ROWS, filled_up, widen_narrow_layers, widened
+from privfed.training.steady import ROWS, awake_copy, filled_up, one_thread, unlike_records, widen_narrow_layers, widened
 from tests.training.steps import samples_of
 
 torch.set_num_threads(1)
 BOUND = 0.1
 COLUMNS = 30
 MECHANISM = DpSgd(
-    noise_multiplier=1.0, max_grad_norm=BOUND, sample_rate=0.5, expected_batch_size=50, steps=1, learning_rate=0.1, max_records=100
+    noise_multiplier=1.0, max_grad_norm=BOUND, sample_rate=0.05, expected_batch_size=50, steps=1, learning_rate=0.1, max_records=1000
 )
 
 
@@ -112,7 +111,7 @@ def test_without_blocks_of_rows_and_wide_layers_the_same_record_would_move_it_by
     monkeypatch.setattr("privfed.training.bookkeeping.wide_enough", lambda width: width)
     source = _clipped_gradients(copy.deepcopy(model), loss=binary_cross_entropy, max_grad_norm=BOUND, inputs=COLUMNS)
     assert moved(source, records) > 5
-    assert not source.is_steady(*synthetic_records(COLUMNS))
+    assert not source.is_steady(*unlike_records(COLUMNS, torch.arange(2)), most=2000)
     with pytest.raises(UnsupportedModelError, match=r"last bits at another place of the batch.*nothing was trained"):
         check(model, values_of(model), samples_of(np.zeros((4, COLUMNS)), np.arange(4) % 2), mechanism=MECHANISM, loss=binary_cross_entropy)
 
@@ -122,7 +121,7 @@ def test_the_compiled_sum_takes_the_same_gradients_whichever_way_its_batch_goes(
     compiled = compile_sum(module, mechanism=MECHANISM, loss=binary_cross_entropy, inputs=COLUMNS)
     records = on_a_kink(module[0])
     source = _clipped_gradients(module, loss=binary_cross_entropy, max_grad_norm=BOUND, inputs=COLUMNS, compiled=compiled)
-    assert source.is_steady(*synthetic_records(COLUMNS))
+    assert source.is_steady(*unlike_records(COLUMNS, torch.arange(2)), most=2000)
     full = torch.cat([records, torch.randn(compiled.capacity, COLUMNS)])[: compiled.capacity - 1]
     labels = torch.ones(compiled.capacity + 1, dtype=torch.int64)
     within = source.sum(full, labels[:-2]).values
@@ -158,6 +157,63 @@ def test_one_record_more_moves_the_sum_of_records_on_a_kink_by_no_more_than_the_
     norms = source.sum(features, labels).norms
     # The same record twelve times, each beside another multiple of 64 bytes, unless it is copied.
     assert (norms == norms[0]).all()
+
+
+class ByPlaceBeforeRelu(nn.Module):
+    """The last bit of one neuron, which is dead under the weights that the model comes with, at one place of one shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(4, 17), nn.Linear(17, 1)
+        with torch.no_grad():
+            self.layer.bias[16] = -1e6
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        sums = self.layer(features)
+        place = (torch.arange(len(sums)) == 5)[:, None] & (torch.arange(17) == 16)[None] & (len(sums) == 192)
+        return self.last(torch.relu(sums * (1.0 + 2**-23 * place)))
+
+
+def test_a_neuron_that_is_dead_under_the_model_s_own_weights_is_looked_at_all_the_same() -> None:
+    module = ByPlaceBeforeRelu()
+    with pytest.raises(UnsupportedModelError, match="another place of the batch"):
+        check(module, values_of(module), samples_of(np.zeros((4, 4)), np.arange(4) % 2), mechanism=MECHANISM, loss=binary_cross_entropy)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 4])
+def test_however_many_threads_torch_has_gradients_are_computed_by_one(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    module = seeded(lambda: kinked(17))
+    samples = samples_of(np.zeros((4, COLUMNS)), np.arange(4) % 2)
+    for kind in (gradients.ClippedGradients, CompiledBookKeeping):
+        inner = kind._at_once
+        monkeypatch.setattr(
+            kind, "_at_once", lambda self, *rest, inner=inner: (seen.append(torch.get_num_threads()), inner(self, *rest))[1]
+        )
+    torch.set_num_threads(threads)
+    try:
+        train(module, values_of(module), samples, mechanism=MECHANISM, loss=binary_cross_entropy)
+        assert torch.get_num_threads() == threads
+        with pytest.raises(RuntimeError), one_thread():
+            raise RuntimeError
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(1)
+    assert set(seen) == {1}
+    assert len(seen) >= 2
+
+
+def test_records_and_weights_that_are_made_up_for_the_check_are_all_unlike_each_other() -> None:
+    features, labels = unlike_records(5, torch.tensor([0, 1, 1]))
+    assert len(features) == len(labels) == 122
+    assert len(features.unique()) == features.numel()
+    assert torch.equal(features[:61], -features[61:])
+    assert float(features.abs().max()) < 1  # so that a column of categories is one
+    model = awake_copy(nn.Sequential(nn.Linear(5, 64), nn.ReLU(), nn.LayerNorm(64), nn.Linear(64, 2)).requires_grad_(False))
+    for parameter in model.parameters():
+        assert len(parameter.unique()) == parameter.numel()
+    fired = (model[0](features) > 0).sum(dim=0)
+    assert int(fired.min()) > 20
 
 
 class ByPlace(nn.Module):
