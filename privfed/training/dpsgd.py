@@ -43,7 +43,7 @@ from privfed.training.objective import Correction, add_correction, flat
 from privfed.training.probe import perturbed_copy, synthetic_records
 from privfed.training.randomness import OperatingSystemRandomness, Randomness
 from privfed.training.sgd import descend
-from privfed.training.steady import awake_copy, one_thread, unlike_records, widen_narrow_layers
+from privfed.training.steady import awake_copy, unlike_records, widen_narrow_layers
 from privfed.update import PlainVector
 
 # Float32 differs between a batch and a single record by some 1e-6; a wrong gradient differs by a whole factor.
@@ -210,8 +210,7 @@ def check(
     load_values(module, start)
     check_loss(module, loss, inputs=inputs, labels=samples.labels)
     if isinstance(mechanism, DpSgd):
-        with one_thread():
-            _check_gradients(module, loss, mechanism=mechanism, inputs=inputs, compiled=compiled)
+        _check_gradients(module, loss, mechanism=mechanism, inputs=inputs, compiled=compiled)
 
 
 def train(
@@ -256,10 +255,9 @@ def train(
     if isinstance(mechanism, DpSgd):
         source = OperatingSystemRandomness() if randomness is None else randomness
         private_randomness = source.private
-        with one_thread():
-            zeroed_gradients = _descend_privately(
-                model, features, labels, mechanism=mechanism, loss=loss, correction=correction, randomness=source, compiled=compiled
-            )
+        zeroed_gradients = _descend_privately(
+            model, features, labels, mechanism=mechanism, loss=loss, correction=correction, randomness=source, compiled=compiled
+        )
     else:
         descend(model, features, labels, mechanism=mechanism, loss=loss, correction=correction, round=round)
     check_unchanged(before, model=model, loss=loss, without=trained)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from privfed.training.steady import ROWS, filled_up, is_steady
+from privfed.training.steady import ROWS, filled_up, is_steady, one_thread
 
 # A gradient beyond the range of float32 would have been infinite, had it been written down.
 LARGEST_NORM = torch.finfo(torch.float32).max
@@ -137,7 +137,8 @@ class ClippedGradients(ABC):
             most: Records that a batch has at most. Public.
         """
         shapes = [rows for rows in self.shapes if rows < most + self.shapes[0]] or self.shapes
-        return is_steady(self._pieces, features, labels, shapes=shapes)
+        with one_thread():
+            return is_steady(self._pieces, features, labels, shapes=shapes)
 
     def sum(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
         """The sum of the records' gradients, each scaled to a norm of at most max_grad_norm over all parameters together.
@@ -152,8 +153,11 @@ class ClippedGradients(ABC):
         Raises:
             UnsupportedModelError: If the model does something else with these records than with those of `check`.
         """
-        if (at_once := self._at_once(features, labels)) is not None:
-            return at_once
+        with one_thread():
+            at_once = self._at_once(features, labels)
+            return self._in_passes(features, labels) if at_once is None else at_once
+
+    def _in_passes(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
         total = torch.zeros(self.size, dtype=torch.float64)
         norms, zeroed = [total.new_zeros(0)], 0
         most = self.shapes[-1]

@@ -27,10 +27,10 @@ from privfed.training.probe import perturbed_copy, synthetic_records
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 
 # What training hangs on the layers of the model that it goes on with.
-_ADDED_IN_TRAINING = re.compile(r"the model.*\.(forward|activations|autograd_grad_sample_hooks|max_batch_len)")
+_ADDED_IN_TRAINING = re.compile(r"the model.*\.(forward|activations|autograd_grad_sample_hooks|ft_compute_sample_grad|max_batch_len)")
 
 _BYTES = (bytes, bytearray, memoryview, array.array)
-_OF_LIBRARIES = frozenset({"builtins", "torch", "opacus", "functools", "collections", "typing", "abc", "enum", "random", "numpy"})
+_OF_LIBRARIES = frozenset({"builtins", "torch", "functools", "collections", "typing", "abc", "enum", "random", "numpy"})
 _CONTAINERS = (list, tuple, deque, set, frozenset, Mapping)
 
 _Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -68,11 +68,13 @@ def widened(tensor: torch.Tensor, *widths: int) -> torch.Tensor:
 def one_thread() -> Iterator[None]:
     """Has torch compute with one thread inside: several share out a product in ways of which some round by the place of a row."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    if threads > 1:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        if threads > 1:
+            torch.set_num_threads(threads)
 
 
 def awake_copy(module: nn.Module) -> nn.Module:

@@ -86,7 +86,7 @@ def test_clipping_each_layer_for_itself_is_found(monkeypatch: pytest.MonkeyPatch
     # Training compares its sums with such of single records beforehand, and would refuse: here the meter is to find it alone.
     monkeypatch.setattr(dpsgd, "_check_gradients", lambda *_, **__: None)
     assert run(probe, probe.mechanism).fault is None
-    monkeypatch.setattr(dpsgd._HookedGradients, "_add", per_layer)
+    monkeypatch.setattr(dpsgd._HookedGradients, "_pass", per_layer)
     assert run(probe, probe.mechanism).fault.startswith("records weigh more")
 
 

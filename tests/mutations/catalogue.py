@@ -495,8 +495,8 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "as many threads as there are share out the sums",
         "privfed/training/steady.py",
-        "    torch.set_num_threads(1)\n",
-        "",
+        "        torch.set_num_threads(1)",
+        "        pass",
         ("tests/training/test_steady.py",),
     ),
     Mutation(
