@@ -95,15 +95,23 @@ def transform(ring: _seal_public.Ring) -> Generator[Transform]:
 @cache
 def _decryptors_at_constants(ring: _seal_public.Ring) -> tuple[seal.Decryptor, seal.Decryptor]:
     """What decrypts under the polynomials 0 and 1."""
+    size = ring.poly_modulus_degree
+    return _decryptor(ring, np.zeros(size, np.uint64)), _decryptor(ring, np.ones(size, np.uint64))
 
-    def decryptor(constant: int) -> seal.Decryptor:
-        key = seal.SecretKey()
-        with _seal_public.memory_path() as path:
-            Path(path).write_bytes(write_plaintext(ring.form(1.0), np.full(ring.poly_modulus_degree, constant, np.uint64)))
-            key.load(ring.context, path)
-        return seal.Decryptor(ring.context, key)
 
-    return decryptor(0), decryptor(1)
+def _decryptor(ring: _seal_public.Ring, words: NDArray[np.uint64]) -> seal.Decryptor:
+    """What decrypts under the polynomial with these words, of shape (N,) in NTT form."""
+    key = seal.SecretKey()
+    with _seal_public.memory_path() as path:
+        Path(path).write_bytes(write_plaintext(ring.form(1.0), words))
+        key.load(ring.context, path)
+    return seal.Decryptor(ring.context, key)
+
+
+def _decrypted(ring: _seal_public.Ring, decryptor: seal.Decryptor, words: NDArray[np.uint64]) -> NDArray[np.complex128]:
+    plain = seal.Plaintext()
+    decryptor.decrypt(_seal_public.load_sum(ring, words), plain)
+    return np.array(ring.encoder.decode_complex(plain), np.complex128)
 
 
 @final
@@ -177,6 +185,24 @@ class RingKey(Secret):
         Raises:
             InvalidMessageError: If it is not a valid ciphertext.
         """
-        plain = seal.Plaintext()
-        self._decryptor.decrypt(_seal_public.load_sum(self._ring, words), plain)
-        return np.array(self._ring.encoder.decode_complex(plain), np.complex128)
+        return _decrypted(self._ring, self._decryptor, words)
+
+
+@final
+class SumKey(Secret):
+    """A sum of ternary secret keys of a ring: it decrypts sums of ciphertexts, and nothing else.
+
+    Args:
+        ring: A ring of one prime.
+        words: The sum in NTT form, of shape (N,), every word below the modulus.
+    """
+
+    __slots__ = ("_decryptor", "_ring")
+
+    def __init__(self, ring: _seal_public.Ring, words: NDArray[np.uint64]) -> None:
+        self._ring = ring
+        self._decryptor = _decryptor(ring, words)
+
+    def decrypt_unrounded(self, words: NDArray[np.uint64]) -> NDArray[np.complex128]:
+        """See `RingKey.decrypt_unrounded`."""
+        return _decrypted(self._ring, self._decryptor, words)

@@ -17,14 +17,14 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Self
 
 from privfed.errors import InsufficientCapacityError
 from privfed.he import _seal_public
-from privfed.he.profiles import COMPACT, COMPATIBLE, PARITY, PROFILES, STANDARD, Profile
+from privfed.he.profiles import COMPACT, COMPATIBLE, PARITY, PROFILES, STANDARD, THRESHOLD, Profile
 from privfed.update import Layout
 
 KEY_ID_BYTES = 16
@@ -152,6 +152,16 @@ class CkksParams:
     def compatible(cls, *, clients: int, bound: float = 1.0) -> Self:
         """Ciphertexts that any server with TenSEAL can add up (`he.tenseal_vectors`), pre-scaled by the clients."""
         return cls.from_profile(COMPATIBLE, bound=bound, clients=clients)
+
+    @classmethod
+    def threshold(cls, *, clients: int, bound: float = 1.0) -> Self:
+        """For `ThresholdKey`: one 40-bit prime, pre-scaled by the clients, one polynomial, 5.00 bytes per parameter up and down.
+
+        The proof is the same as for two polynomials. What is added to the sum of c_i = m_i + e_i - a s_i before the decoder sees it is
+        a times the sum of the s_i, exactly, modulo the prime: so the noise is the sum of the e_i, at most 21 each, and neither the
+        number of the secrets in their sum nor its size adds to it.
+        """
+        return replace(cls.from_profile(THRESHOLD, bound=bound, clients=clients), seeded_sums=False)
 
     @classmethod
     def from_profile(cls, profile: Profile, *, bound: float, clients: int | None = None) -> Self:
