@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 from privfed.aggregation.linear import check_weight
 from privfed.aggregation.private_weights import PrivateWeights
@@ -15,8 +16,10 @@ from privfed.aggregation.weighting import Weighting
 from privfed.dp.entries import is_population
 from privfed.dp.silo import SiloNoise
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
-from privfed.he.params import CkksParams
+from privfed.he.params import SEALED_TAGS_BYTES, CkksParams
+from privfed.he.threshold import ThresholdKey
 from privfed.identity import PublicIdentity, Roster
+from privfed.trust import ThresholdTrust
 from privfed.update import Layout, effective_clients
 
 SESSION_BYTES = 16
@@ -88,13 +91,15 @@ class Agreement:
         silo: Noise that protects whole silos, which every client adds to its upload; None for none.
         private_weights: That clients keep their weights to themselves: then all of `weights` are 1, and the policy counts heads. None
             where the weights are public.
+        trust: Who opens what; None where the clients share a key.
 
     Raises:
         ValueError: If the session is not 16 bytes or the start not 32, a client has no weight, a population is not that of a client,
             or rule and parameters cannot express the weights; or as `Weighting`, if the noise is for another length of updates, or
             if there are public weights beside private ones.
         UnsupportedInThisModeError: If the rule needs inner products, which these parameters cannot compute on ciphertexts; or as
-            `Weighting`, or if private weights meet silo noise, another rule than FedAvg, or clients that pre-scale.
+            `Weighting`, or if private weights meet silo noise, another rule than FedAvg, or clients that pre-scale; or if
+            `ThresholdKey` meets parameters with which the server weights, silo noise or private weights.
         OpeningRefusedError: If the policy would refuse even a round of all clients.
     """
 
@@ -109,6 +114,7 @@ class Agreement:
     populations: Mapping[str, str] = field(default_factory=dict[str, str])
     silo: SiloNoise | None = None
     private_weights: PrivateWeights | None = None
+    trust: ThresholdTrust | None = None
 
     def __post_init__(self) -> None:
         if not (type(self.session) is type(self.start) is bytes):
@@ -130,9 +136,21 @@ class Agreement:
         object.__setattr__(self, "populations", MappingProxyType(kept))
         if self.silo is not None and self.silo.coordinates != self.layout.size:
             raise ValueError(f"expected silo noise for updates of {self.layout.size} coordinates, got {self.silo.coordinates}")
+        if self.trust is not None:
+            self._check_threshold(self.trust)
         if self.private_weights is not None:
             self._check_private(self.private_weights)
         self.coefficients(self.roster.names)
+
+    def _check_threshold(self, trust: ThresholdTrust) -> None:
+        if set(trust.encryption_keys) != set(self.roster.names):
+            raise ValueError("expected an encryption key of every client of the roster, and of nobody else")
+        if self.silo is not None or self.private_weights is not None:
+            raise UnsupportedInThisModeError(
+                "ThresholdKey adds what the clients have scaled by their public shares of all weights: there is no weighting after the "
+                "noise of a silo, and no private weight; nothing was agreed; take SharedKey"
+            )
+        trust.key.check_params(self.params)
 
     def _check_private(self, private: PrivateWeights) -> None:
         if self.silo is not None or self.params.prescaled or not isinstance(self.rule, FedAvg):
@@ -143,6 +161,31 @@ class Agreement:
         if set(self.weights.values()) != {1}:
             raise ValueError("expected weights of 1 beside private weights, because the weights of an agreement are public")
         private.check_capacity(self.params, clients=len(self.weights))
+
+    @property
+    def mode(self) -> str:
+        """Name of the trust mode."""
+        return "SharedKey" if self.trust is None else self.trust.mode
+
+    @property
+    def least_participants(self) -> int:
+        """Fewest clients with which a round can be held: those that the policy demands, or the quorum."""
+        return max(self.policy.min_clients, 0 if self.trust is None else self.trust.quorum)
+
+    @property
+    def upload_chunk_bytes(self) -> int:
+        """Bytes of one chunk of an upload."""
+        return self.params.fresh_chunk_bytes if self.trust is None else self.params.polynomial_bytes
+
+    @property
+    def upload_tags_bytes(self) -> int:
+        """Bytes of the sealed tags behind the chunks of an upload: without a shared key there are none."""
+        return SEALED_TAGS_BYTES if self.trust is None else 0
+
+    @property
+    def answer_bytes(self) -> int:
+        """Bytes of a participant's sum of shares in its approval, where it answers with one."""
+        return 0 if self.trust is None else self.params.polynomial_bytes
 
     @cached_property
     def sent_layout(self) -> Layout:
@@ -164,6 +207,10 @@ class Agreement:
             raise OpeningRefusedError(f"expected participants of the roster, got none or strangers {strangers}; nothing was opened")
         if self.silo is not None:
             self.silo.check_arrivals(participants)
+        if self.trust is not None and len(set(participants)) < self.trust.quorum:
+            raise OpeningRefusedError(
+                f"{len(set(participants))} clients are fewer than the quorum of {self.trust.quorum}; nothing was opened"
+            )
         coefficients = self.weighting.coefficients(participants)
         self.policy.check(coefficients)
         return coefficients
@@ -190,6 +237,7 @@ class Agreement:
         populations = json.dumps(list(self.populations.items())).encode()
         silo = b"none" if self.silo is None else self.silo.digest
         private = b"none" if self.private_weights is None else struct.pack(">Q", self.private_weights.largest)
+        trust = b"shared key" if self.trust is None else self.trust.digest
         return MappingProxyType(
             {
                 "roster": self.roster.digest,
@@ -202,6 +250,7 @@ class Agreement:
                 "populations": hashlib.sha256(b"privfed populations v1" + populations).digest(),
                 "silo noise": hashlib.sha256(b"privfed silo noise v1" + silo).digest(),
                 "private weights": hashlib.sha256(b"privfed private weights v1" + private).digest(),
+                "trust mode": hashlib.sha256(b"privfed trust mode v1" + trust).digest(),
             }
         )
 
@@ -232,8 +281,21 @@ def encode_agreement(agreement: Agreement) -> str:
             "populations": dict(agreement.populations),
             "silo": None if silo is None else {field: getattr(silo, field) for field in _SILO_FIELDS} | {"weights": dict(silo.weights)},
             "private_weights": None if agreement.private_weights is None else agreement.private_weights.largest,
+            "trust": None if agreement.trust is None else _written_trust(agreement.trust),
         }
     )
+
+
+def _written_trust(trust: ThresholdTrust) -> dict[str, object]:
+    numbers = {"clients": trust.key.clients, "corrupted": trust.key.corrupted, "dropouts": trust.key.dropouts}
+    return {"mode": trust.mode, "numbers": numbers, "encryption_keys": {name: key.hex() for name, key in trust.encryption_keys.items()}}
+
+
+def _read_trust(terms: Mapping[str, Any]) -> ThresholdTrust:
+    if terms["mode"] != ThresholdKey.__name__:
+        raise ValueError("expected an agreement with a trust mode that is known here, got another")
+    keys = {name: bytes.fromhex(key) for name, key in terms["encryption_keys"].items()}
+    return ThresholdTrust(key=ThresholdKey(**terms["numbers"]), encryption_keys=keys)
 
 
 def decode_agreement(text: str) -> Agreement:
@@ -257,6 +319,7 @@ def decode_agreement(text: str) -> Agreement:
             populations=terms["populations"],
             silo=None if terms["silo"] is None else SiloNoise(**terms["silo"]),
             private_weights=None if terms["private_weights"] is None else PrivateWeights(largest=terms["private_weights"]),
+            trust=None if terms["trust"] is None else _read_trust(terms["trust"]),
         )
     except (KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError, RecursionError) as error:
         raise ValueError("expected an agreement as encode_agreement writes it, got something else") from error

@@ -11,6 +11,7 @@ from privfed.client import Client
 from privfed.dp.silo import SiloNoise
 from privfed.errors import UnsupportedInThisModeError
 from privfed.he.params import CkksParams
+from privfed.he.threshold import ThresholdKey
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
 from privfed.training.objective import Correction
 from privfed.training.scaffold import Scaffold
@@ -34,7 +35,8 @@ class Consortium:
 
     Args:
         clients: The data owners.
-        keys: `SharedKey`, or `Plaintext` for comparison runs in one process.
+        keys: `SharedKey`; `ThresholdKey`, which needs the parameters of `CkksParams.threshold`; or `Plaintext` for comparison runs in
+            one process.
         rule: How aggregates are combined.
         policy: When an aggregate may be opened.
         params: Encryption parameters; they fix the public bound on a coordinate of an update and the grid.
@@ -50,12 +52,13 @@ class Consortium:
             was made for, or no ledger with a budget for it; or if a private weight is no whole number up to the largest one.
         UnsupportedInThisModeError: If the rule needs inner products of updates, or the updates, and these are encrypted; if it
             needs a reference; or as `Scaffold.check`; or if silo noise meets anything but encrypted FedAvg without SCAFFOLD,
-            or private weights anything but encrypted FedAvg without SCAFFOLD and silo noise.
+            or private weights anything but encrypted FedAvg without SCAFFOLD and silo noise; or `ThresholdKey` any of these, or
+            parameters with which the server weights.
     """
 
     clients: Sequence[Client]
     _: KW_ONLY
-    keys: "SharedKey | Plaintext"
+    keys: "SharedKey | ThresholdKey | Plaintext"
     rule: Rule | CumulativeRule | PlaintextRule = field(default_factory=FedAvg)
     policy: OpeningPolicy = field(default_factory=OpeningPolicy)
     params: CkksParams = field(default_factory=CkksParams.standard)
@@ -77,6 +80,8 @@ class Consortium:
             weights = {client.name: client.weight for client in self.clients}
             training = {client.name: client.training for client in self.clients}
             self.correction.check(weights=weights, training=training, rule=self.rule)
+        if isinstance(self.keys, ThresholdKey):
+            self._check_threshold(self.keys)
         if self.silo is not None:
             self._check_silo(self.silo)
         if self.private_weights is not None:
@@ -90,9 +95,24 @@ class Consortium:
 
     def _check_keys(self) -> None:
         # Told by what it does: who describes a consortium need not load the module with the secrets.
-        if isinstance(self.keys, type) or not (isinstance(self.keys, Plaintext) or hasattr(self.keys, "round_key")):
+        if isinstance(self.keys, type) or not (isinstance(self.keys, Plaintext | ThresholdKey) or hasattr(self.keys, "round_key")):
             got = f"the class {self.keys.__name__}" if isinstance(self.keys, type) else type(self.keys).__name__
-            raise TypeError(f"expected keys to be a SharedKey, as SharedKey.generate() makes it, or Plaintext(), got {got}")
+            raise TypeError(f"expected keys to be a SharedKey, as SharedKey.generate() makes it, a ThresholdKey, or Plaintext(), got {got}")
+
+    def _check_threshold(self, key: ThresholdKey) -> None:
+        if key.clients != len(self.clients):
+            raise ValueError(f"expected a ThresholdKey for {len(self.clients)} clients, got one for {key.clients}")
+        key.check_params(self.params)
+        refused = {
+            "SCAFFOLD, whose variates follow updates that are not scaled before they are encrypted": isinstance(self.correction, Scaffold),
+            "noise for whole silos, which is weighted before it is added, and not after": self.silo is not None,
+            "private weights, which nobody could divide by": self.private_weights is not None,
+        }
+        if unsupported := [words for words, present in refused.items() if present]:
+            raise UnsupportedInThisModeError(
+                "ThresholdKey adds what the clients scaled by their public shares of all weights, and so has no "
+                f"{'; and no '.join(unsupported)}; nothing was started; take SharedKey"
+            )
 
     def _check_silo(self, silo: SiloNoise) -> None:
         if not self.encrypted or not isinstance(self.rule, FedAvg) or isinstance(self.correction, Scaffold):
@@ -128,7 +148,7 @@ class Consortium:
             )
         if self.rule.needs_gram is True:
             raise UnsupportedInThisModeError(
-                f"{self.rule.name} needs inner products of updates, which SharedKey rounds cannot compute; nothing was started; "
+                f"{self.rule.name} needs inner products of updates, which {self.mode} rounds cannot compute; nothing was started; "
                 "take FedAvg, or Plaintext for a comparison run"
             )
         return self.rule

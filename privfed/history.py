@@ -91,7 +91,11 @@ def _check_kinds(fields: Mapping[str, Any]) -> None:
     """Refuses a round with a text for a number, or the like, with a ValueError."""
     record = fields["record"]
     evaluation = {} if fields["evaluation"] is None else fields["evaluation"]
-    counted = [record["round"], *(count for part in ("coefficients", "bytes_up", "bytes_down") for count in record[part].values())]
+    counted = [
+        record["round"],
+        record["attempt"],
+        *(count for part in ("coefficients", "bytes_up", "bytes_down") for count in record[part].values()),
+    ]
     counted += [evaluation[name] for name in ("positives", "records") if evaluation]
     counted += [] if fields["grid_error_max"] is None else [fields["grid_error_max"]]
     if not all(type(count) is int and count >= 0 for count in counted):

@@ -3,8 +3,12 @@
 In `SharedKey` mode every client is its own key holder; the same class serves a separate one.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from privfed.agreement import RoundContext
 from privfed.approval import check_digest
@@ -13,9 +17,10 @@ from privfed.errors import OpeningRefusedError, TamperedAggregateError
 from privfed.he.additive import CkksVector
 from privfed.he.codec import dequantise
 from privfed.he.secret import RoundKey, check_sum, open_sum
+from privfed.he.threshold import OnePolynomialVector
 from privfed.journal import Journal
 from privfed.update import Aggregate, PlainVector
-from privfed.wire_aggregate import OpenableAggregate, SignedHeads, decode_aggregate
+from privfed.wire_aggregate import OpenableAggregate, SignedHeads, Total, decode_aggregate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +32,12 @@ class _Opened:
     heads: SignedHeads
 
 
-class KeyHolder:
-    """Opens the aggregate of one round.
+class Opener(ABC):
+    """Opens the aggregate of one round. What a trust mode has of its own is in the subclasses.
 
     Args:
         context: Agreement, round and attempt.
-        round_key: The key of this round and attempt. Secret.
+        key_id: Of the round's key, 16 bytes.
         journal: This party's own; a participant hands the one in which it approved.
         check_heads: Is handed the heads of the ledgers before anything is begun, and may refuse.
     """
@@ -41,12 +46,12 @@ class KeyHolder:
         self,
         *,
         context: RoundContext,
-        round_key: RoundKey,
+        key_id: bytes,
         journal: Journal,
         check_heads: Callable[[SignedHeads], None] | None = None,
     ) -> None:
         self._context = context
-        self._round_key = round_key
+        self._key_id = key_id
         self._journal = journal
         self._check_heads = check_heads
         self._opened: _Opened | None = None
@@ -65,18 +70,16 @@ class KeyHolder:
             The weighted mean of the participants' updates on the grid. It is released data: public or the consortium's.
 
         Raises:
-            OpeningRefusedError: If a participant did not approve, the coefficients or the rule are not the agreed ones, or the
-                policy does not allow the opening.
-            TamperedAggregateError: If it is not the announced combination of the signed uploads.
+            OpeningRefusedError: If an approval that the trust mode demands is missing, the coefficients or the rule are not the agreed
+                ones, or the policy does not allow the opening.
+            TamperedAggregateError: If it is not the announced combination of the signed uploads, where tags tell.
             AlreadyOpenedError: If the round is promised to another digest, another aggregate was begun, or it is finished.
             DecryptionError: If it does not decrypt to grid points, or to no weights that the agreement allows.
             PrivFedError: As `wire_aggregate.decode_aggregate`, and as `check_heads`.
         """
-        message = decode_aggregate(data, self._context, self._round_key.key_id)
+        message = decode_aggregate(data, self._context, self._key_id)
         digest = message.digest
-        if message.approved_by != digest.participants:
-            missing = [name for name in digest.participants if name not in message.approved_by]
-            raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
+        self._check_approvals(message)
         check_digest(self._context, digest)
         total = self._checked_sum(message)
         if self._check_heads is not None:
@@ -84,7 +87,7 @@ class KeyHolder:
         opened = _Opened(aggregate=hash_message(data), digest=digest.digest(self._context), heads=message.heads)
         self._journal.begin(self._context, opened.digest, aggregate=opened.aggregate)
         agreement = self._context.agreement
-        grid_sum = open_sum(total, self._round_key, coefficients=agreement.weighting.multipliers(digest.coefficients))
+        grid_sum = self._open(total, message)
         private = agreement.private_weights
         if private is None:
             values = dequantise(grid_sum, agreement.weighting.divisor(digest.participants), agreement.params)
@@ -93,17 +96,14 @@ class KeyHolder:
         self._opened = opened
         return Aggregate(round=self._context.round, vector=PlainVector(layout=agreement.layout, values=values), coefficients=digest.by_name)
 
-    def _checked_sum(self, message: OpenableAggregate) -> CkksVector:
-        digest = message.digest
-        # A participant approved the hash of its own upload, so the hash ties these tags to what it sent.
-        if tuple(hash_abridged(upload) for upload in message.uploads) != digest.upload_hashes:
-            raise TamperedAggregateError
-        return check_sum(
-            message.total,
-            self._round_key,
-            sealed_tags={name: sealed_tags(upload) for name, upload in zip(digest.participants, message.uploads, strict=True)},
-            coefficients=self._context.agreement.weighting.multipliers(digest.coefficients),
-        )
+    @abstractmethod
+    def _check_approvals(self, message: OpenableAggregate) -> None: ...
+
+    @abstractmethod
+    def _checked_sum(self, message: OpenableAggregate) -> Total: ...
+
+    @abstractmethod
+    def _open(self, total: Total, message: OpenableAggregate) -> NDArray[np.int64]: ...
 
     @property
     def digest(self) -> bytes:
@@ -135,3 +135,48 @@ class KeyHolder:
         if self._opened is None:
             raise OpeningRefusedError(f"no aggregate of round {self._context.round} was opened here; nothing was recorded")
         return self._opened
+
+
+class KeyHolder(Opener):
+    """Opens the aggregate of one round with the key that the clients share, after all participants approved.
+
+    Args:
+        context: Agreement, round and attempt.
+        round_key: The key of this round and attempt. Secret.
+        journal: See `Opener`.
+        check_heads: See `Opener`.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: RoundContext,
+        round_key: RoundKey,
+        journal: Journal,
+        check_heads: Callable[[SignedHeads], None] | None = None,
+    ) -> None:
+        super().__init__(context=context, key_id=round_key.key_id, journal=journal, check_heads=check_heads)
+        self._round_key = round_key
+
+    def _check_approvals(self, message: OpenableAggregate) -> None:
+        if message.approved_by != message.digest.participants:
+            missing = [name for name in message.digest.participants if name not in message.approved_by]
+            raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
+
+    def _checked_sum(self, message: OpenableAggregate) -> CkksVector:
+        digest, total = message.digest, message.total
+        # A participant approved the hash of its own upload, so the hash ties these tags to what it sent.
+        if tuple(hash_abridged(upload) for upload in message.uploads) != digest.upload_hashes or isinstance(total, OnePolynomialVector):
+            raise TamperedAggregateError
+        return check_sum(
+            total,
+            self._round_key,
+            sealed_tags={name: sealed_tags(upload) for name, upload in zip(digest.participants, message.uploads, strict=True)},
+            coefficients=self._context.agreement.weighting.multipliers(digest.coefficients),
+        )
+
+    def _open(self, total: Total, message: OpenableAggregate) -> NDArray[np.int64]:
+        if not isinstance(total, CkksVector):
+            raise TamperedAggregateError
+        coefficients = self._context.agreement.weighting.multipliers(message.digest.coefficients)
+        return open_sum(total, self._round_key, coefficients=coefficients)

@@ -13,10 +13,14 @@ from types import MappingProxyType
 from typing import Protocol
 
 from privfed.agreement import RoundContext
-from privfed.errors import BudgetExceededError, CohortError, ModelMismatchError, PrivFedError
-from privfed.keyholder import KeyHolder
+from privfed.errors import BudgetExceededError, CohortError, ModelMismatchError, PrivFedError, UnsupportedInThisModeError
+from privfed.keyholder import KeyHolder, Opener
+from privfed.quorum import QuorumOpener
 from privfed.session import ClientSession
+from privfed.threshold_session import ThresholdSession
+from privfed.trust import ThresholdTrust
 from privfed.update import Aggregate, PlainVector, effective_clients
+from privfed.wire_aggregate import SignedHeads
 
 
 class Stage(IntEnum):
@@ -37,6 +41,7 @@ class RoundServer(Protocol):
     def next_history(self) -> bytes: ...
     def receive_setup(self, data: bytes) -> str: ...
     def start_uploads(self) -> tuple[str, ...]: ...
+    def relay(self, name: str) -> bytes: ...
     def receive_upload(self, data: bytes) -> str: ...
     def close(self) -> bytes: ...
     def receive_approval(self, data: bytes) -> str: ...
@@ -50,6 +55,7 @@ class RoundClient(Protocol):
 
     def opened_rounds(self) -> tuple[int, ...]: ...
     def setup(self, context: RoundContext) -> bytes: ...
+    def take_shares(self, context: RoundContext, data: bytes) -> None: ...
     def upload(self, context: RoundContext) -> bytes: ...
     def approve(self, context: RoundContext, digest: bytes) -> bytes: ...
     def open(self, context: RoundContext, data: bytes) -> None: ...
@@ -75,6 +81,16 @@ class Participant:
         """See `ClientSession.setup`."""
         return self.session.setup(context)
 
+    def take_shares(self, context: RoundContext, data: bytes) -> None:
+        """See `ThresholdSession.take_shares`.
+
+        Raises:
+            UnsupportedInThisModeError: If the session is of another trust mode.
+        """
+        if not isinstance(self.session, ThresholdSession):
+            raise UnsupportedInThisModeError("shares exist in ThresholdKey mode only; nothing was kept")
+        self.session.take_shares(context, data)
+
     def upload(self, context: RoundContext) -> bytes:
         """See `ClientSession.upload`."""
         return self.session.upload(context)
@@ -91,23 +107,29 @@ class Participant:
 
         Raises:
             HistoryMismatchError: If this client has opened other rounds than those that this one builds on; its model is as it was.
-            PrivFedError: As `KeyHolder.open`; its model is as it was.
+            PrivFedError: As `Opener.open`; its model is as it was.
         """
         if context.round in self.session.state.rounds:
             self.session.journal.settle(context)
             return
         self.session.check_history(context)
-        holder = KeyHolder(
-            context=context,
-            round_key=self.session.round_key(context),
-            journal=self.session.journal,
-            check_heads=lambda heads: self.session.check_heads(context, heads),
-        )
+        holder = self._opener(context)
         aggregate = holder.open(data)
         self.session.apply(aggregate, digest=holder.digest, attempt=context.attempt)
         self.session.keep_countersignatures(context, holder.heads)
         holder.finish()
         self.opened = aggregate
+
+    def _opener(self, context: RoundContext) -> Opener:
+        session, trust = self.session, context.agreement.trust
+
+        def check_heads(heads: SignedHeads) -> None:
+            session.check_heads(context, heads)
+
+        if trust is None:
+            key = session.round_key(context)
+            return KeyHolder(context=context, round_key=key, journal=session.journal, check_heads=check_heads)
+        return QuorumOpener(context=context, trust=trust, journal=session.journal, check_heads=check_heads)
 
     def abort(self, context: RoundContext) -> bytes:
         """See `ClientSession.abort`."""
@@ -128,6 +150,7 @@ class RoundRecord:
         bytes_up: Bytes that each participant sent.
         bytes_down: Bytes that each client received.
         seconds: Wall-clock seconds by phase.
+        attempt: Number of the attempt.
     """
 
     round: int
@@ -139,6 +162,7 @@ class RoundRecord:
     bytes_up: Mapping[str, int]
     bytes_down: Mapping[str, int]
     seconds: Mapping[str, float]
+    attempt: int = 0
 
     @property
     def participants(self) -> tuple[str, ...]:
@@ -180,7 +204,7 @@ def run_round(
     selected: Sequence[str],
     silent: Mapping[str, Stage] = MappingProxyType({}),
 ) -> RoundRecord:
-    """Runs the phases of one round: setup, training and upload, digest, approval, aggregate, opening.
+    """Runs the phases of one round: setup (and exchange of shares), training and upload, digest, approval, aggregate, opening.
 
     A round that was interrupted, at whatever party, is gone on with where it stood. It is held with those who answer, if the policy
     holds; their integer weights are apportioned anew. A client whose budget does not cover the round says so, and is told apart
@@ -201,6 +225,7 @@ def run_round(
         PrivFedError: If a party refuses what another one sent. Of a client that refuses the aggregate the server learns no reason.
     """
     clock = Clock()
+    shares = isinstance(context.agreement.trust, ThresholdTrust)
 
     def answers(name: str, stage: Stage) -> bool:
         return silent.get(name, stage + 1) > stage
@@ -216,6 +241,9 @@ def run_round(
         if not answers(name, Stage.UPLOAD):
             continue
         try:
+            if shares:
+                with clock.phase("shares"):
+                    clients[name].take_shares(context, server.relay(name))
             with clock.phase("train and encrypt"):
                 message = clients[name].upload(context)
         except BudgetExceededError:
@@ -240,7 +268,7 @@ def run_round(
     with clock.phase("sum"):
         data = server.aggregate()
     # From here on nothing is counted from what happened in this call alone: the round may have begun before a restart.
-    down = dict.fromkeys(participants, len(digest))
+    down = {name: len(digest) + (len(server.relay(name)) if shares else 0) for name in participants}
     with clock.phase("open"):
         for name, client in clients.items():
             if answers(name, Stage.OPENING):
@@ -264,6 +292,7 @@ def run_round(
         bytes_up={name: up[name] for name in participants},
         bytes_down={name: down[name] for name in clients if name in down},
         seconds=clock.seconds,
+        attempt=context.attempt,
     )
 
 

@@ -8,9 +8,14 @@ from privfed.digest import ABRIDGED_BYTES, COUNT_BYTES, RoundDigest
 from privfed.he.additive import CkksVector, SeededSum, check_chunk
 from privfed.he.codec import unpack_words
 from privfed.he.params import SEED_BYTES
+from privfed.he.threshold import OnePolynomialVector, unpack_polynomial
 from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
-from privfed.wire import LENGTH_BYTES, check_key, max_digest_payload, read_approval, read_chunks, read_digest
+from privfed.trust import ThresholdTrust
+from privfed.wire import LENGTH_BYTES, approval_answer, check_key, max_digest_payload, read_approval, read_chunks, read_digest
+
+Total = CkksVector | SeededSum | OnePolynomialVector
+"""An encrypted sum as it travels, by the trust mode and the parameters of the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +41,15 @@ class OpenableAggregate:
         uploads: What the server says `digest.abridge` leaves of each participant's upload. Not compared with the digest yet.
         total: What the server says is the encrypted sum.
         heads: Of the participants' privacy ledgers.
+        answers: The sum of shares of each approver, by name; empty in trust modes that have none.
     """
 
     digest: RoundDigest
     approved_by: tuple[str, ...]
     uploads: tuple[bytes, ...]
-    total: CkksVector | SeededSum
+    total: Total
     heads: SignedHeads
+    answers: Mapping[str, bytes]
 
 
 def encode_aggregate(
@@ -52,7 +59,7 @@ def encode_aggregate(
     approvals: Sequence[bytes],
     *,
     uploads: Sequence[bytes],
-    total: CkksVector | SeededSum,
+    total: Total,
 ) -> bytes:
     """The encrypted sum, with the signed digest and the signed approvals that allow its opening, and what it is checked against.
 
@@ -61,14 +68,14 @@ def encode_aggregate(
         identity: The roster's server.
         digest_message: As `encode_digest` made it.
         approvals: Approval messages.
-        uploads: `digest.abridge` of the upload of each participant, in the digest's order.
+        uploads: `digest.abridge` of the upload of each participant, in the digest's order; none where uploads have no tags.
         total: The sum, with seeds where `params.seeded_sums`, else whole.
 
     Raises:
         ValueError: If the identity is not the roster's server, or the sum is not of the kind that these parameters send.
     """
-    if isinstance(total, SeededSum) is not context.agreement.params.seeded_sums:
-        raise ValueError("expected a sum with seeds where the parameters say so, and a whole one elsewhere, got the other kind")
+    if not isinstance(total, _kind_of_total(context)):
+        raise ValueError("expected a sum of the kind that the trust mode and the parameters say, got another kind")
     messages = b"".join(len(message).to_bytes(LENGTH_BYTES, "big") + message for message in (digest_message, *approvals))
     seeds = total.seeds if isinstance(total, SeededSum) else ()
     head = b"".join((len(approvals).to_bytes(COUNT_BYTES, "big"), messages, *uploads))
@@ -85,10 +92,10 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
         PrivFedError: As `message.unseal`.
     """
     params, clients = context.agreement.params, len(context.agreement.roster.clients)
-    countersigned = len(context.agreement.populations) * SIGNATURE_BYTES
+    countersigned = len(context.agreement.populations) * SIGNATURE_BYTES + context.agreement.answer_bytes
     approvals_size = COUNT_BYTES + clients * (LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
     digest_size = LENGTH_BYTES + MAX_FRAME_BYTES + max_digest_payload(context)
-    chunk_size = params.polynomial_bytes + clients * SEED_BYTES if params.seeded_sums else params.sum_chunk_bytes
+    chunk_size = _total_chunk_bytes(context) + (clients * SEED_BYTES if params.seeded_sums else 0)
     total_size = params.chunks(context.agreement.sent_layout) * chunk_size
     max_payload = approvals_size + digest_size + clients * ABRIDGED_BYTES + total_size
     frame = unseal(data, context, Kind.AGGREGATE, max_payload=max_payload)
@@ -96,16 +103,40 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
     reader = Reader(frame.payload)
     count = reader.integer(COUNT_BYTES)
     digest, statements = read_digest(reader.take(reader.integer(LENGTH_BYTES)), context, key_id)
-    approvals = [read_approval(reader.take(reader.integer(LENGTH_BYTES)), context, digest) for _ in range(count)]
-    uploads = tuple(reader.take(ABRIDGED_BYTES) for _ in digest.participants)
+    messages = [reader.take(reader.integer(LENGTH_BYTES)) for _ in range(count)]
+    approvals = [read_approval(message, context, digest) for message in messages]
+    uploads = tuple(reader.take(ABRIDGED_BYTES) for _ in digest.participants) if context.agreement.upload_tags_bytes else ()
     total = _read_total(reader, context, digest)
-    heads = SignedHeads(statements=statements, countersignatures=dict(approvals))
-    return OpenableAggregate(digest=digest, approved_by=tuple(name for name, _ in approvals), uploads=uploads, total=total, heads=heads)
+    answers = {name: approval_answer(message, context) for (name, _), message in zip(approvals, messages, strict=True)}
+    return OpenableAggregate(
+        digest=digest,
+        approved_by=tuple(name for name, _ in approvals),
+        uploads=uploads,
+        total=total,
+        heads=SignedHeads(statements=statements, countersignatures=dict(approvals)),
+        answers=answers if context.agreement.answer_bytes else {},
+    )
 
 
-def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> CkksVector | SeededSum:
+def _kind_of_total(context: RoundContext) -> type[Total]:
+    if isinstance(context.agreement.trust, ThresholdTrust):
+        return OnePolynomialVector
+    return SeededSum if context.agreement.params.seeded_sums else CkksVector
+
+
+def _total_chunk_bytes(context: RoundContext) -> int:
+    params = context.agreement.params
+    return params.sum_chunk_bytes if _kind_of_total(context) is CkksVector else params.polynomial_bytes
+
+
+def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> Total:
     params, layout = context.agreement.params, context.agreement.sent_layout
-    chunks = read_chunks(reader, context, params.polynomial_bytes if params.seeded_sums else params.sum_chunk_bytes)
+    chunks = read_chunks(reader, context, _total_chunk_bytes(context))
+    if _kind_of_total(context) is OnePolynomialVector:
+        reader.end()
+        for chunk in chunks:
+            unpack_polynomial(chunk, params)
+        return OnePolynomialVector(layout=layout, params=params, key_id=digest.key_id, chunks=chunks)
     seeds = tuple(reader.take(SEED_BYTES * len(chunks)) for _ in digest.participants) if params.seeded_sums else ()
     reader.end()
     if params.seeded_sums:

@@ -26,7 +26,9 @@ from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, write_text
 from privfed.update import Layout
 from privfed.wire import decode_abort, decode_approval, decode_digest, decode_setup, decode_upload, encode_abort, encode_setup
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_shares import decode_relay, decode_share, encode_relay, encode_share, sealed_share_bytes
 
+FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.SHARES)
 KINDS = pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
 
 
@@ -50,6 +52,8 @@ class Traffic:
             Kind.APPROVAL: lambda: decode_approval(data, context, self.digest),
             Kind.AGGREGATE: lambda: decode_aggregate(data, context, self.key_id),
             Kind.ABORT: lambda: decode_abort(data, context, self.key_id),
+            Kind.SHARE: lambda: decode_share(data, context),
+            Kind.SHARES: lambda: decode_relay(data, context),
         }
         return decoders[kind]()
 
@@ -67,6 +71,7 @@ def traffic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     key_id = joint.new_key().key_id
     announced = joint.server.close()
     bank = parties.clients["bank_00"]
+    share = encode_share(joint.context, bank, recipient="bank_01", sealed=bytes(sealed_share_bytes(joint.context)))
     return Traffic(
         context=joint.context,
         messages={
@@ -76,8 +81,10 @@ def traffic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             Kind.APPROVAL: joint.approve("bank_00", announced),
             Kind.AGGREGATE: aggregate,
             Kind.ABORT: encode_abort(joint.context, bank, key_id),
+            Kind.SHARE: share,
+            Kind.SHARES: encode_relay(joint.context, parties.server, {"bank_00": share}),
         },
-        signers={kind: parties.server if kind in (Kind.DIGEST, Kind.AGGREGATE) else bank for kind in Kind},
+        signers={kind: parties.server if kind in FROM_SERVER else bank for kind in Kind},
         other_client=parties.clients["bank_01"],
         key_id=key_id,
         digest=decode_digest(announced, joint.context, key_id),
@@ -103,7 +110,8 @@ def test_a_message_has_the_bytes_that_the_format_says(traffic: Traffic) -> None:
         b"privfed\0\x01\x01" + bytes([len(name)]) + name + b"session of tests" + struct.pack(">II", 5, 2) + bytes(32)
         + b"".join(digests) + agreement.start
         + agreement.parts["weights"] + agreement.parts["rule"] + agreement.parts["policy"]
-        + agreement.parts["populations"] + agreement.parts["silo noise"] + agreement.parts["private weights"]
+        + agreement.parts["populations"] + agreement.parts["silo noise"]
+        + agreement.parts["private weights"] + agreement.parts["trust mode"]
         + traffic.key_id
         + bytes([len(versions)]) + versions + bytes(8)
     )  # fmt: skip
@@ -152,7 +160,7 @@ def test_a_message_with_another_senders_name_is_refused_whoever_signs_it(traffic
 
 @KINDS
 def test_a_client_cannot_speak_as_the_server_nor_the_server_as_a_client(traffic: Traffic, kind: Kind) -> None:
-    wrong = traffic.other_client if kind in (Kind.DIGEST, Kind.AGGREGATE) else traffic.signers[Kind.DIGEST]
+    wrong = traffic.other_client if kind in FROM_SERVER else traffic.signers[Kind.DIGEST]
     with pytest.raises(ValueError, match=f"pins for {kind.name}"):
         seal(traffic.context, wrong, kind, key_id=traffic.key_id, payload=b"")
     body = body_of(traffic.messages[kind])
@@ -215,10 +223,11 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
     monkeypatch.setattr(PublicIdentity, "verify", lambda self, body, signature: looked.append(signature))
     params, clients, owners = traffic.context.agreement.params, 3, len(traffic.context.agreement.populations)
     # What the layout, the parameters and the roster allow at most, counted from the format: not from the code.
-    frame = 8 + 2 + 16 + 8 + 11 * 32 + 16 + 2 * 256 + 8 + 64
+    frame = 8 + 2 + 16 + 8 + 12 * 32 + 16 + 2 * 256 + 8 + 64
     abridged, chunk = 32 + 92 + 64, params.polynomial_bytes + clients * 64
     digest = 256 + 4 + clients * (256 + 8 + 32 + 4) + owners * 2**20
     approval = 32 + owners * 64
+    share = frame + 256 + params.polynomial_bytes + 48
     largest = {
         Kind.SETUP: frame,
         Kind.UPLOAD: frame + (2**20 if owners else 0) + 4 + params.fresh_chunk_bytes + 92,
@@ -226,6 +235,8 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
         Kind.APPROVAL: frame + approval,
         Kind.AGGREGATE: frame + 4 + (4 + frame + digest) + clients * (4 + frame + approval + abridged) + chunk,
         Kind.ABORT: frame + 5,
+        Kind.SHARE: share,
+        Kind.SHARES: frame + 4 + clients * (256 + 4 + share),
     }[kind]
     padding = largest - len(traffic.messages[kind])
     assert padding >= SIGNATURE_BYTES

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from privfed.agreement import RoundContext
 from privfed.attacks.adversary import Form, Holding
-from privfed.he.additive import weighted_sum
+from privfed.he.additive import CkksVector, weighted_sum
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
 from privfed.he.secret import RoundKey, SharedKey, open_sum
@@ -89,6 +89,8 @@ class EncryptedRecord:
     def update_of(self, client: str) -> PlainVector:
         """Opens one client's upload, as whoever has its bytes and the key can: a sum of one is a sum."""
         upload = decode_upload(self._message(f"upload-{client}"), self.context, self._round_key.key_id).vector
+        if not isinstance(upload, CkksVector):
+            raise ValueError("expected a round under a shared key")
         grid = open_sum(weighted_sum([upload], [1]), self._round_key, coefficients=(1,))
         return PlainVector(layout=upload.layout, values=dequantise(grid, 1, self.params))
 

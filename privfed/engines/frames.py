@@ -22,6 +22,7 @@ class Tag(IntEnum):
     NEXT_HISTORY = 11
     ABORT = 12
     RECEIVED_BYTES = 13
+    RELAY = 14
     DONE = 100
     REFUSED = 101
 

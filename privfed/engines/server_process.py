@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":  # before the imports below, so that they cannot load any of it either
-    for _module in ("torch", "opacus", "privfed.he.secret", "privfed.he._seal_secret"):
+    for _module in ("torch", "opacus", "privfed.he.secret", "privfed.he.threshold_secret", "privfed.he._seal_secret"):
         if _module in sys.modules:
             raise ImportError(f"{_module} was loaded before the server began")
         sys.modules[_module] = None  # pyright: ignore[reportArgumentType] # importing it raises ImportError from here on
@@ -35,6 +35,8 @@ def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:
             return server.receive_setup(payload).encode()
         case Tag.START_UPLOADS:
             return json.dumps(server.start_uploads()).encode()
+        case Tag.RELAY:
+            return server.relay(payload.decode())
         case Tag.UPLOAD:
             return server.receive_upload(payload).encode()
         case Tag.CLOSE:

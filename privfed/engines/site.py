@@ -11,8 +11,11 @@ from privfed.agreement import SESSION_BYTES, Agreement, decode_agreement, encode
 from privfed.consortium import Consortium
 from privfed.errors import AgreementMismatchError, DamagedFileError
 from privfed.files import FolderLock, is_bookkeeping, make_folder, sweep, synchronise_folder
+from privfed.he.threshold import ThresholdKey
 from privfed.identity import Identity, Roster
+from privfed.keys.party import ENCRYPTION, Party
 from privfed.spool import Spool
+from privfed.trust import ThresholdTrust
 from privfed.update import PlainVector
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ class Site:
     Args:
         root: Folder of this run and no other.
         consortium: Who trains together, and how.
-        keys: The clients' shared key.
+        keys: The clients' shared key, or how many of them open together.
         initial: Weights from which the run starts.
 
     Raises:
@@ -43,7 +46,7 @@ class Site:
         ValueError: If a client has the server's name.
     """
 
-    def __init__(self, root: Path, *, consortium: Consortium, keys: "SharedKey", initial: PlainVector) -> None:
+    def __init__(self, root: Path, *, consortium: Consortium, keys: "SharedKey | ThresholdKey", initial: PlainVector) -> None:
         self.root = root
         names = [client.name for client in consortium.clients]
         if SERVER_NAME in names:
@@ -58,7 +61,7 @@ class Site:
             self.close()
             raise
 
-    def _meet(self, names: Sequence[str], *, consortium: Consortium, keys: "SharedKey", initial: PlainVector) -> None:
+    def _meet(self, names: Sequence[str], *, consortium: Consortium, keys: "SharedKey | ThresholdKey", initial: PlainVector) -> None:
         files = Spool(self.root)
         stored, key = self._terms() if files.has(_TERMS) else (None, "")
         if stored is not None and (missing := [name for name in names if not self.client(name).is_dir()]):
@@ -69,6 +72,14 @@ class Site:
             sweep(folder)
         self.server = _identity(self.server_identity_path, SERVER_NAME, new=stored is None)
         self.clients = {name: _identity(self.client(name) / _IDENTITY, name, new=stored is None) for name in names}
+        self.parties: dict[str, Party] = {}
+        fingerprint, trust = "", None
+        if isinstance(keys, ThresholdKey):
+            self.parties = {name: _party(identity, self.client(name), new=stored is None) for name, identity in self.clients.items()}
+            encryption_keys = {name: party.public.encryption_key for name, party in self.parties.items()}
+            trust = ThresholdTrust(key=keys, encryption_keys=encryption_keys)
+        else:
+            fingerprint = keys.fingerprint
         self.agreement = Agreement(
             session=secrets.token_bytes(SESSION_BYTES) if stored is None else stored.session,
             roster=Roster(server=self.server.public, clients=tuple(identity.public for identity in self.clients.values())),
@@ -81,12 +92,13 @@ class Site:
             populations={client.name: client.ledger.population for client in consortium.clients if client.ledger is not None},
             silo=consortium.silo,
             private_weights=consortium.private_weights,
+            trust=trust,
         )
         if stored is None:
-            files.put(_TERMS, json.dumps({"agreement": encode_agreement(self.agreement), "key": keys.fingerprint}).encode())
+            files.put(_TERMS, json.dumps({"agreement": encode_agreement(self.agreement), "key": fingerprint}).encode())
         elif differing := [
             *(part for part, digest in stored.parts.items() if digest != self.agreement.parts[part]),
-            *(["shared key"] if key != keys.fingerprint else []),
+            *(["shared key"] if key != fingerprint else []),
         ]:
             raise AgreementMismatchError(
                 f"the folder {self.root.name!r} holds a run with another {' and another '.join(differing)}; nothing was changed; "
@@ -151,7 +163,7 @@ def _damaged(path: Path) -> DamagedFileError:
 def _check_unused(root: Path) -> None:
     """A folder without terms may hold identities, and what a crash left before anything was used; and nothing else."""
     for path in root.rglob("*"):
-        if not path.is_dir() and path.name != _IDENTITY and not is_bookkeeping(path):
+        if not path.is_dir() and path.name not in {_IDENTITY, ENCRYPTION} and not is_bookkeeping(path):
             raise DamagedFileError(
                 f"the folder {root.name!r} holds {path.name} and no {_TERMS}, so it cannot be told what run it belongs to; nothing was "
                 f"changed; put {_TERMS} back, or choose a new folder"
@@ -167,3 +179,10 @@ def _identity(path: Path, name: str, *, new: bool) -> Identity:
         return Identity.load(path, name=name)
     except ValueError as error:
         raise _damaged(path) from error
+
+
+def _party(identity: Identity, folder: Path, *, new: bool) -> Party:
+    try:
+        return Party.of(identity, folder, new=new)
+    except ValueError as error:
+        raise _damaged(folder / ENCRYPTION) from error

@@ -85,6 +85,10 @@ class SpawnedServer:
         """See `Server.start_uploads`."""
         return tuple(json.loads(self._ask(Tag.START_UPLOADS)))
 
+    def relay(self, name: str) -> bytes:
+        """See `Server.relay`."""
+        return self._ask(Tag.RELAY, name.encode())
+
     def receive_upload(self, data: bytes) -> str:
         """See `Server.receive_upload`."""
         return self._ask(Tag.UPLOAD, data).decode()
