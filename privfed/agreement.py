@@ -16,10 +16,11 @@ from privfed.aggregation.weighting import Weighting
 from privfed.dp.entries import is_population
 from privfed.dp.silo import SiloNoise
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
+from privfed.he.escrow import check_escrow_params
 from privfed.he.params import SEALED_TAGS_BYTES, CkksParams
 from privfed.he.threshold import ThresholdKey
 from privfed.identity import PublicIdentity, Roster
-from privfed.trust import ThresholdTrust
+from privfed.trust import EscrowTrust, ThresholdTrust, Trust
 from privfed.update import Layout, effective_clients
 
 SESSION_BYTES = 16
@@ -114,7 +115,7 @@ class Agreement:
     populations: Mapping[str, str] = field(default_factory=dict[str, str])
     silo: SiloNoise | None = None
     private_weights: PrivateWeights | None = None
-    trust: ThresholdTrust | None = None
+    trust: Trust | None = None
 
     def __post_init__(self) -> None:
         if not (type(self.session) is type(self.start) is bytes):
@@ -136,15 +137,30 @@ class Agreement:
         object.__setattr__(self, "populations", MappingProxyType(kept))
         if self.silo is not None and self.silo.coordinates != self.layout.size:
             raise ValueError(f"expected silo noise for updates of {self.layout.size} coordinates, got {self.silo.coordinates}")
-        if self.trust is not None:
+        if isinstance(self.trust, EscrowTrust):
+            self._check_escrow(self.trust)
+        elif self.params.asymmetric:
+            raise UnsupportedInThisModeError("these parameters are for EscrowKey; nothing was agreed; take CkksParams.standard")
+        if isinstance(self.trust, ThresholdTrust):
             self._check_threshold(self.trust)
         if self.private_weights is not None:
             self._check_private(self.private_weights)
         self.coefficients(self.roster.names)
 
-    def _check_threshold(self, trust: ThresholdTrust) -> None:
+    def _check_encryption_keys(self, trust: Trust) -> None:
         if set(trust.encryption_keys) != set(self.roster.names):
             raise ValueError("expected an encryption key of every client of the roster, and of nobody else")
+
+    def _check_escrow(self, trust: EscrowTrust) -> None:
+        self._check_encryption_keys(trust)
+        if trust.holder.name in {self.roster.server.name, *self.roster.names}:
+            raise ValueError(f"expected a key holder beside the server and the clients, got {trust.holder.name!r}, which is one of them")
+        check_escrow_params(self.params)
+        if len(trust.public_key) != self.params.sum_chunk_bytes:
+            raise ValueError(f"expected a public key of {self.params.sum_chunk_bytes} bytes, got {len(trust.public_key)}")
+
+    def _check_threshold(self, trust: ThresholdTrust) -> None:
+        self._check_encryption_keys(trust)
         if self.silo is not None or self.private_weights is not None:
             raise UnsupportedInThisModeError(
                 "ThresholdKey adds what the clients have scaled by their public shares of all weights: there is no weighting after the "
@@ -175,6 +191,8 @@ class Agreement:
     @property
     def upload_chunk_bytes(self) -> int:
         """Bytes of one chunk of an upload."""
+        if isinstance(self.trust, EscrowTrust):
+            return self.params.sum_chunk_bytes
         return self.params.fresh_chunk_bytes if self.trust is None else self.params.polynomial_bytes
 
     @property
@@ -185,7 +203,7 @@ class Agreement:
     @property
     def answer_bytes(self) -> int:
         """Bytes of a participant's sum of shares in its approval, where it answers with one."""
-        return 0 if self.trust is None else self.params.polynomial_bytes
+        return self.params.polynomial_bytes if isinstance(self.trust, ThresholdTrust) else 0
 
     @cached_property
     def sent_layout(self) -> Layout:
@@ -286,16 +304,28 @@ def encode_agreement(agreement: Agreement) -> str:
     )
 
 
-def _written_trust(trust: ThresholdTrust) -> dict[str, object]:
-    numbers = {"clients": trust.key.clients, "corrupted": trust.key.corrupted, "dropouts": trust.key.dropouts}
-    return {"mode": trust.mode, "numbers": numbers, "encryption_keys": {name: key.hex() for name, key in trust.encryption_keys.items()}}
+def _written_trust(trust: Trust) -> dict[str, object]:
+    terms: dict[str, object] = {
+        "mode": trust.mode,
+        "encryption_keys": {name: key.hex() for name, key in trust.encryption_keys.items()},
+    }
+    if isinstance(trust, EscrowTrust):
+        holder = {"name": trust.holder.name, "public_key": trust.holder.public_key.hex()}
+        return terms | {"holder": holder, "public_key": trust.public_key.hex()}
+    return terms | {"clients": trust.key.clients, "corrupted": trust.key.corrupted, "dropouts": trust.key.dropouts}
 
 
-def _read_trust(terms: Mapping[str, Any]) -> ThresholdTrust:
-    if terms["mode"] != ThresholdKey.__name__:
-        raise ValueError("expected an agreement with a trust mode that is known here, got another")
+def _read_trust(terms: Mapping[str, Any]) -> Trust:
     keys = {name: bytes.fromhex(key) for name, key in terms["encryption_keys"].items()}
-    return ThresholdTrust(key=ThresholdKey(**terms["numbers"]), encryption_keys=keys)
+    if terms["mode"] == ThresholdKey.__name__:
+        key = ThresholdKey(clients=terms["clients"], corrupted=terms["corrupted"], dropouts=terms["dropouts"])
+        return ThresholdTrust(key=key, encryption_keys=keys)
+    holder = terms["holder"]
+    identity = PublicIdentity(name=holder["name"], public_key=bytes.fromhex(holder["public_key"]))
+    trust = EscrowTrust(holder=identity, public_key=bytes.fromhex(terms["public_key"]), encryption_keys=keys)
+    if terms["mode"] != trust.mode:
+        raise ValueError("expected an agreement with a trust mode that is known here, got another")
+    return trust
 
 
 def decode_agreement(text: str) -> Agreement:

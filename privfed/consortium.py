@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.rules import CumulativeRule, FedAvg, PlaintextRule, Rule, WeightRule
@@ -10,6 +10,7 @@ from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.dp.silo import SiloNoise
 from privfed.errors import UnsupportedInThisModeError
+from privfed.he.escrow import check_escrow_params
 from privfed.he.params import CkksParams
 from privfed.he.threshold import ThresholdKey
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
@@ -17,6 +18,7 @@ from privfed.training.objective import Correction
 from privfed.training.scaffold import Scaffold
 
 if TYPE_CHECKING:
+    from privfed.he.escrow_secret import EscrowKey
     from privfed.he.secret import SharedKey
 
 
@@ -29,14 +31,19 @@ class Plaintext:
     """
 
 
+def is_escrow(keys: object) -> "TypeGuard[EscrowKey]":
+    """Whether these keys are a key holder's. Told by what they do: who describes a consortium need not load the module with the secrets."""
+    return hasattr(keys, "public_key")
+
+
 @dataclass(frozen=True, eq=False)
 class Consortium:
     """Who trains together, and how.
 
     Args:
         clients: The data owners.
-        keys: `SharedKey`; `ThresholdKey`, which needs the parameters of `CkksParams.threshold`; or `Plaintext` for comparison runs in
-            one process.
+        keys: `SharedKey`; `ThresholdKey`, which needs the parameters of `CkksParams.threshold`; `EscrowKey`, which needs those of
+            `CkksParams.escrow`; or `Plaintext` for comparison runs in one process.
         rule: How aggregates are combined.
         policy: When an aggregate may be opened.
         params: Encryption parameters; they fix the public bound on a coordinate of an update and the grid.
@@ -58,7 +65,7 @@ class Consortium:
 
     clients: Sequence[Client]
     _: KW_ONLY
-    keys: "SharedKey | ThresholdKey | Plaintext"
+    keys: "SharedKey | ThresholdKey | EscrowKey | Plaintext"
     rule: Rule | CumulativeRule | PlaintextRule = field(default_factory=FedAvg)
     policy: OpeningPolicy = field(default_factory=OpeningPolicy)
     params: CkksParams = field(default_factory=CkksParams.standard)
@@ -82,6 +89,8 @@ class Consortium:
             self.correction.check(weights=weights, training=training, rule=self.rule)
         if isinstance(self.keys, ThresholdKey):
             self._check_threshold(self.keys)
+        elif is_escrow(self.keys):
+            check_escrow_params(self.params)
         if self.silo is not None:
             self._check_silo(self.silo)
         if self.private_weights is not None:
@@ -95,9 +104,14 @@ class Consortium:
 
     def _check_keys(self) -> None:
         # Told by what it does: who describes a consortium need not load the module with the secrets.
-        if isinstance(self.keys, type) or not (isinstance(self.keys, Plaintext | ThresholdKey) or hasattr(self.keys, "round_key")):
+        if isinstance(self.keys, type) or not (
+            isinstance(self.keys, Plaintext | ThresholdKey) or hasattr(self.keys, "round_key") or is_escrow(self.keys)
+        ):
             got = f"the class {self.keys.__name__}" if isinstance(self.keys, type) else type(self.keys).__name__
-            raise TypeError(f"expected keys to be a SharedKey, as SharedKey.generate() makes it, a ThresholdKey, or Plaintext(), got {got}")
+            raise TypeError(
+                "expected keys to be a SharedKey, as SharedKey.generate() makes it, a ThresholdKey, an EscrowKey, or Plaintext(), "
+                f"got {got}"
+            )
 
     def _check_threshold(self, key: ThresholdKey) -> None:
         if key.clients != len(self.clients):

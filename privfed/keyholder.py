@@ -20,7 +20,7 @@ from privfed.he.secret import RoundKey, check_sum, open_sum
 from privfed.he.threshold import OnePolynomialVector
 from privfed.journal import Journal
 from privfed.update import Aggregate, PlainVector
-from privfed.wire_aggregate import OpenableAggregate, SignedHeads, Total, decode_aggregate
+from privfed.wire_aggregate import OpenableAggregate, SealedSum, SignedHeads, Total, decode_aggregate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,17 @@ class _Opened:
     aggregate: bytes
     digest: bytes
     heads: SignedHeads
+
+
+def check_all_approved(message: OpenableAggregate) -> None:
+    """Refuses what not every participant approved.
+
+    Raises:
+        OpeningRefusedError: If an approval is missing.
+    """
+    if message.approved_by != message.digest.participants:
+        missing = [name for name in message.digest.participants if name not in message.approved_by]
+        raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
 
 
 class Opener(ABC):
@@ -77,7 +88,7 @@ class Opener(ABC):
             DecryptionError: If it does not decrypt to grid points, or to no weights that the agreement allows.
             PrivFedError: As `wire_aggregate.decode_aggregate`, and as `check_heads`.
         """
-        message = decode_aggregate(data, self._context, self._key_id)
+        message = self._decode(data)
         digest = message.digest
         self._check_approvals(message)
         check_digest(self._context, digest)
@@ -96,8 +107,11 @@ class Opener(ABC):
         self._opened = opened
         return Aggregate(round=self._context.round, vector=PlainVector(layout=agreement.layout, values=values), coefficients=digest.by_name)
 
-    @abstractmethod
-    def _check_approvals(self, message: OpenableAggregate) -> None: ...
+    def _decode(self, data: bytes) -> OpenableAggregate:
+        return decode_aggregate(data, self._context, self._key_id)
+
+    def _check_approvals(self, message: OpenableAggregate) -> None:
+        check_all_approved(message)
 
     @abstractmethod
     def _checked_sum(self, message: OpenableAggregate) -> Total: ...
@@ -158,15 +172,12 @@ class KeyHolder(Opener):
         super().__init__(context=context, key_id=round_key.key_id, journal=journal, check_heads=check_heads)
         self._round_key = round_key
 
-    def _check_approvals(self, message: OpenableAggregate) -> None:
-        if message.approved_by != message.digest.participants:
-            missing = [name for name in message.digest.participants if name not in message.approved_by]
-            raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
-
     def _checked_sum(self, message: OpenableAggregate) -> CkksVector:
         digest, total = message.digest, message.total
         # A participant approved the hash of its own upload, so the hash ties these tags to what it sent.
-        if tuple(hash_abridged(upload) for upload in message.uploads) != digest.upload_hashes or isinstance(total, OnePolynomialVector):
+        if tuple(hash_abridged(upload) for upload in message.uploads) != digest.upload_hashes or isinstance(
+            total, OnePolynomialVector | SealedSum
+        ):
             raise TamperedAggregateError
         return check_sum(
             total,

@@ -26,6 +26,7 @@ from privfed.errors import (
 )
 from privfed.he.params import KEY_ID_BYTES
 from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity
+from privfed.trust import EscrowTrust
 
 MAGIC = b"privfed\0"
 FORMAT_VERSION = 1
@@ -47,9 +48,11 @@ class Kind(IntEnum):
     ABORT = 6
     SHARE = 16
     SHARES = 17
+    REQUEST = 18
+    OPENED = 19
 
 
-_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.SHARES)
+_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.SHARES, Kind.REQUEST)
 
 
 class Reader:
@@ -199,7 +202,9 @@ def unseal(data: bytes, context: RoundContext, kind: Kind, *, max_payload: int) 
 
 
 def _speakers(context: RoundContext, kind: Kind) -> tuple[PublicIdentity, ...]:
-    roster = context.agreement.roster
+    roster, trust = context.agreement.roster, context.agreement.trust
+    if kind is Kind.OPENED:
+        return (trust.holder,) if isinstance(trust, EscrowTrust) else ()
     return (roster.server,) if kind in _FROM_SERVER else roster.clients
 
 

@@ -5,7 +5,7 @@ error; and each upload was paid for in its owner's ledger before training began.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,11 +14,13 @@ from typing import Protocol
 
 from privfed.agreement import RoundContext
 from privfed.errors import BudgetExceededError, CohortError, ModelMismatchError, PrivFedError, UnsupportedInThisModeError
+from privfed.escrow import ReleaseOpener
+from privfed.escrow_session import EscrowSession
 from privfed.keyholder import KeyHolder, Opener
 from privfed.quorum import QuorumOpener
 from privfed.session import ClientSession
 from privfed.threshold_session import ThresholdSession
-from privfed.trust import ThresholdTrust
+from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import Aggregate, PlainVector, effective_clients
 from privfed.wire_aggregate import SignedHeads
 
@@ -46,6 +48,9 @@ class RoundServer(Protocol):
     def close(self) -> bytes: ...
     def receive_approval(self, data: bytes) -> str: ...
     def aggregate(self) -> bytes: ...
+    def upload(self, name: str) -> bytes: ...
+    def receive_opened(self, data: bytes) -> None: ...
+    def result(self) -> bytes: ...
     def receive_abort(self, data: bytes) -> str: ...
     def received_bytes(self) -> Mapping[str, int]: ...
 
@@ -60,6 +65,12 @@ class RoundClient(Protocol):
     def approve(self, context: RoundContext, digest: bytes) -> bytes: ...
     def open(self, context: RoundContext, data: bytes) -> None: ...
     def abort(self, context: RoundContext) -> bytes: ...
+
+
+class RoundHolder(Protocol):
+    """What a round needs of a separate key holder. `privfed.escrow.EscrowHolder` is one."""
+
+    def open(self, context: RoundContext, request: bytes, upload: Callable[[str], bytes]) -> bytes: ...
 
 
 class Participant:
@@ -126,7 +137,9 @@ class Participant:
         def check_heads(heads: SignedHeads) -> None:
             session.check_heads(context, heads)
 
-        if trust is None:
+        if isinstance(trust, EscrowTrust) and isinstance(session, EscrowSession):
+            return ReleaseOpener(context=context, trust=trust, party=session.party, journal=session.journal, check_heads=check_heads)
+        if not isinstance(trust, ThresholdTrust):
             key = session.round_key(context)
             return KeyHolder(context=context, round_key=key, journal=session.journal, check_heads=check_heads)
         return QuorumOpener(context=context, trust=trust, journal=session.journal, check_heads=check_heads)
@@ -203,6 +216,7 @@ def run_round(
     context: RoundContext,
     selected: Sequence[str],
     silent: Mapping[str, Stage] = MappingProxyType({}),
+    holder: RoundHolder | None = None,
 ) -> RoundRecord:
     """Runs the phases of one round: setup (and exchange of shares), training and upload, digest, approval, aggregate, opening.
 
@@ -216,6 +230,7 @@ def run_round(
         context: Agreement, round, attempt and history.
         selected: Names of the clients that are asked to take part.
         silent: Clients that do not answer in time, from a stage on. An engine knows them by its time-outs.
+        holder: The key holder, in `EscrowKey` mode.
 
     Returns:
         The record of the round.
@@ -266,7 +281,11 @@ def run_round(
             if answers(name, Stage.APPROVAL):
                 server.receive_approval(clients[name].approve(context, digest))
     with clock.phase("sum"):
-        data = server.aggregate()
+        request = server.aggregate()
+    if holder is not None:
+        with clock.phase("key holder"):
+            server.receive_opened(holder.open(context, request, server.upload))
+    data = server.result()
     # From here on nothing is counted from what happened in this call alone: the round may have begun before a restart.
     down = {name: len(digest) + (len(server.relay(name)) if shares else 0) for name in participants}
     with clock.phase("open"):

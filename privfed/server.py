@@ -27,7 +27,7 @@ from privfed.he.threshold import OnePolynomialVector, sum_polynomials
 from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import Kind
 from privfed.spool import Spool
-from privfed.trust import ThresholdTrust
+from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.wire import (
     check_upload,
     decode_abort,
@@ -39,8 +39,11 @@ from privfed.wire import (
     upload_chunk,
     upload_statement,
 )
-from privfed.wire_aggregate import Total, encode_aggregate
+from privfed.wire_aggregate import EncryptedSum, encode_aggregate
+from privfed.wire_escrow import encode_request, opened_digest
 from privfed.wire_shares import decode_dealt_setup, encode_relay
+
+_OPENED = "opened"
 
 
 class Phase(Enum):
@@ -270,7 +273,7 @@ class Server:
         digest = self._digest()
         if self.phase is Phase.APPROVAL:
             missing, trust = self.missing_approvals(), self._context.agreement.trust
-            spared = 0 if trust is None else len(digest.participants) - trust.quorum
+            spared = len(digest.participants) - trust.quorum if isinstance(trust, ThresholdTrust) else 0
             if len(missing) > spared:
                 raise CohortError(f"approvals of {list(missing)} are missing; nothing was summed; wait for them or go on with a new round")
             with self._reading():
@@ -278,8 +281,12 @@ class Server:
                 approvals = [self._spool.get(_prefix(Kind.APPROVAL) + name) for name in digest.participants if name not in missing]
                 for approval in approvals:
                     decode_approval(approval, self._context, digest)
-                total = self._sum(digest)
-            announcement = self._spool.get(Phase.UPLOAD.value)
+                announcement = self._spool.get(Phase.UPLOAD.value)
+                total = None if isinstance(trust, EscrowTrust) else self._sum(digest)
+            if total is None:
+                request = encode_request(self._context, self._identity, announcement, approvals, key_id=digest.key_id)
+                self._spool.put(Phase.APPROVAL.value, request)
+                return request
             abridged = uploads if self._context.agreement.upload_tags_bytes else ()
             message = encode_aggregate(self._context, self._identity, announcement, approvals, uploads=abridged, total=total)
             self._spool.put(Phase.APPROVAL.value, message)
@@ -288,6 +295,51 @@ class Server:
         with self._reading():
             self._identity.public.verify(memoryview(message)[:-SIGNATURE_BYTES], message[-SIGNATURE_BYTES:])
         return message
+
+    def upload(self, name: str) -> bytes:
+        """A participant's upload, as it came: the key holder computes the sum itself.
+
+        Raises:
+            CohortError: If no digest was announced, or the client is not in it.
+            DamagedFileError: If what was stored is not what was announced.
+        """
+        digest = self._digest()
+        if name not in digest.participants:
+            raise CohortError(f"{name!r} is not in the digest of round {self._context.round}; nothing happened")
+        with self._reading():
+            self._announced(name, digest.upload_hashes[digest.participants.index(name)])
+            return self._spool.get(_prefix(Kind.UPLOAD) + name)
+
+    def receive_opened(self, data: bytes) -> None:
+        """Stores what the key holder published, for all clients.
+
+        Raises:
+            CohortError: If nothing was requested, or other bytes came before.
+            RoundMismatchError: If it is of another digest.
+            PrivFedError: As `wire_escrow.decode_opened`.
+        """
+        digest = self._digest()
+        if opened_digest(data, self._context, digest.key_id) != digest:
+            raise RoundMismatchError("what the key holder opened is of another digest; it was dropped and nothing happened")
+        if self.phase is not Phase.DONE:
+            raise CohortError(f"nothing was requested of the key holder in round {self._context.round}; its message was dropped")
+        try:
+            self._spool.put(_OPENED, data)
+        except FileExistsError:
+            raise CohortError("the key holder sent another message before; this one was dropped") from None
+
+    def result(self) -> bytes:
+        """What every client opens, the same bytes whenever it is called: the aggregate, or what the key holder published of it.
+
+        Raises:
+            CohortError: If an approval is missing, or nothing came from the key holder yet.
+            DamagedFileError: If what was stored is not what came.
+        """
+        if not isinstance(self._context.agreement.trust, EscrowTrust):
+            return self.aggregate()
+        if not self._spool.has(_OPENED):
+            raise CohortError(f"the key holder has not opened round {self._context.round}; nothing happened; ask it")
+        return self._spool.get(_OPENED)
 
     def _announced(self, name: str, upload_hash: bytes) -> bytes:
         """What stays of a stored upload when its ciphertexts are taken away, if it is the one that was announced."""
@@ -307,7 +359,7 @@ class Server:
         sender = decode_abort(data, self._context, self._key_id)
         return self._store(Kind.ABORT, sender, data, phase=Phase.DONE, cohort=self._context.agreement.roster.names)
 
-    def _sum(self, digest: RoundDigest) -> Total:
+    def _sum(self, digest: RoundDigest) -> EncryptedSum:
         params, layout = self._context.agreement.params, self._context.agreement.sent_layout
         indices = range(params.chunks(layout))
         if isinstance(self._context.agreement.trust, ThresholdTrust):

@@ -17,16 +17,19 @@ from privfed.agreement import DIGEST_BYTES, RoundContext
 from privfed.digest import COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError, RoundMismatchError
 from privfed.he.additive import CkksVector, check_chunk
+from privfed.he.escrow import WholeVector, check_whole_chunk
 from privfed.he.params import KEY_ID_BYTES
 from privfed.he.threshold import OnePolynomialVector, unpack_polynomial
 from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import MAX_TEXT_BYTES, Kind, Reader, seal, unseal
+from privfed.trust import EscrowTrust
 from privfed.update import Update
 
 MAX_STATEMENT_BYTES = 1 << 20
 LENGTH_BYTES = 4
-UploadVector = CkksVector | OnePolynomialVector
+UploadVector = CkksVector | OnePolynomialVector | WholeVector
 """An encrypted update as it travels in an upload, by the trust mode of the session."""
+AnyUpdate = Update[CkksVector] | Update[OnePolynomialVector] | Update[WholeVector]
 
 _NO_HEADS: Mapping[str, bytes] = MappingProxyType({})
 _ABORT = b"abort"
@@ -54,9 +57,7 @@ def decode_setup(data: bytes, context: RoundContext) -> tuple[str, bytes]:
     return frame.sender, frame.key_id
 
 
-def encode_upload(
-    context: RoundContext, identity: Identity, update: Update[CkksVector] | Update[OnePolynomialVector], *, statement: bytes = b""
-) -> bytes:
+def encode_upload(context: RoundContext, identity: Identity, update: AnyUpdate, *, statement: bytes = b"") -> bytes:
     """A client's encrypted update.
 
     Args:
@@ -77,8 +78,7 @@ def encode_upload(
     if (update.sender, update.round) != (identity.name, context.round):
         raise ValueError(f"expected an update of {identity.name!r} for round {context.round}, got {update!r}")
     as_agreed = vector.layout == agreement.sent_layout and vector.params == agreement.params
-    whole = isinstance(vector, CkksVector)
-    if not as_agreed or whole is not (agreement.trust is None) or (whole and not vector.fresh):
+    if not as_agreed or not isinstance(vector, _kind_of_vector(context)) or (isinstance(vector, CkksVector) and not vector.fresh):
         raise ValueError("expected a fresh vector with the layout, the parameters and the trust mode of the session, got another")
     if not _right_statement(statement, identity.name, context):
         raise ValueError(
@@ -114,11 +114,25 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[U
         for chunk in chunks:
             check_chunk(chunk, params, fresh=True)
         vector = CkksVector(layout=layout, params=params, key_id=key_id, chunks=chunks, fresh=True, sealed_tags=sealed_tags)
+    elif isinstance(agreement.trust, EscrowTrust):
+        for chunk in chunks:
+            check_whole_chunk(chunk, params)
+        vector = WholeVector(layout=layout, params=params, key_id=key_id, chunks=chunks)
     else:
         for chunk in chunks:
             unpack_polynomial(chunk, params)
         vector = OnePolynomialVector(layout=layout, params=params, key_id=key_id, chunks=chunks)
     return Update(sender=frame.sender, round=context.round, vector=vector)
+
+
+def _kind_of_vector(context: RoundContext) -> type[UploadVector]:
+    match context.agreement.trust:
+        case None:
+            return CkksVector
+        case EscrowTrust():
+            return WholeVector
+        case _:
+            return OnePolynomialVector
 
 
 def check_upload(data: bytes, context: RoundContext, *, sender: str) -> None:

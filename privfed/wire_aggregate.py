@@ -14,7 +14,22 @@ from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
 from privfed.trust import ThresholdTrust
 from privfed.wire import LENGTH_BYTES, approval_answer, check_key, max_digest_payload, read_approval, read_chunks, read_digest
 
-Total = CkksVector | SeededSum | OnePolynomialVector
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SealedSum:
+    """An opened sum, encrypted to every client: what a key holder publishes. Public.
+
+    Args:
+        sealed: The content key for each client, by name, encrypted to it.
+        ciphertext: The sums, encrypted under the content key.
+    """
+
+    sealed: Mapping[str, bytes]
+    ciphertext: bytes
+
+
+EncryptedSum = CkksVector | SeededSum | OnePolynomialVector
+Total = EncryptedSum | SealedSum
 """An encrypted sum as it travels, by the trust mode and the parameters of the session."""
 
 
@@ -59,7 +74,7 @@ def encode_aggregate(
     approvals: Sequence[bytes],
     *,
     uploads: Sequence[bytes],
-    total: Total,
+    total: EncryptedSum,
 ) -> bytes:
     """The encrypted sum, with the signed digest and the signed approvals that allow its opening, and what it is checked against.
 
@@ -92,33 +107,70 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
         PrivFedError: As `message.unseal`.
     """
     params, clients = context.agreement.params, len(context.agreement.roster.clients)
-    countersigned = len(context.agreement.populations) * SIGNATURE_BYTES + context.agreement.answer_bytes
-    approvals_size = COUNT_BYTES + clients * (LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
-    digest_size = LENGTH_BYTES + MAX_FRAME_BYTES + max_digest_payload(context)
     chunk_size = _total_chunk_bytes(context) + (clients * SEED_BYTES if params.seeded_sums else 0)
     total_size = params.chunks(context.agreement.sent_layout) * chunk_size
-    max_payload = approvals_size + digest_size + clients * ABRIDGED_BYTES + total_size
+    max_payload = max_approved_payload(context) + clients * ABRIDGED_BYTES + total_size
     frame = unseal(data, context, Kind.AGGREGATE, max_payload=max_payload)
     check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
+    approved = read_approved(reader, context, key_id)
+    digest = approved.digest
+    uploads = tuple(reader.take(ABRIDGED_BYTES) for _ in digest.participants) if context.agreement.upload_tags_bytes else ()
+    return approved.openable(uploads=uploads, total=_read_total(reader, context, digest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approved:
+    """A digest, and who approved it: every signature was verified.
+
+    Args:
+        digest: What was announced.
+        approved_by: See `OpenableAggregate`.
+        heads: See `OpenableAggregate`.
+        answers: See `OpenableAggregate`.
+    """
+
+    digest: RoundDigest
+    approved_by: tuple[str, ...]
+    heads: SignedHeads
+    answers: Mapping[str, bytes]
+
+    def openable(self, *, uploads: tuple[bytes, ...], total: Total) -> OpenableAggregate:
+        """With what is to be opened."""
+        return OpenableAggregate(
+            digest=self.digest, approved_by=self.approved_by, uploads=uploads, total=total, heads=self.heads, answers=self.answers
+        )
+
+
+def read_approved(reader: Reader, context: RoundContext, key_id: bytes) -> Approved:
+    """Takes the digest message and the approvals off the front of a payload.
+
+    Raises:
+        RoundMismatchError: If one is authentic and speaks of another key than `key_id`, or an approval is of another digest.
+        PrivFedError: As `message.unseal`.
+    """
     count = reader.integer(COUNT_BYTES)
     digest, statements = read_digest(reader.take(reader.integer(LENGTH_BYTES)), context, key_id)
     messages = [reader.take(reader.integer(LENGTH_BYTES)) for _ in range(count)]
     approvals = [read_approval(message, context, digest) for message in messages]
-    uploads = tuple(reader.take(ABRIDGED_BYTES) for _ in digest.participants) if context.agreement.upload_tags_bytes else ()
-    total = _read_total(reader, context, digest)
     answers = {name: approval_answer(message, context) for (name, _), message in zip(approvals, messages, strict=True)}
-    return OpenableAggregate(
+    return Approved(
         digest=digest,
         approved_by=tuple(name for name, _ in approvals),
-        uploads=uploads,
-        total=total,
         heads=SignedHeads(statements=statements, countersignatures=dict(approvals)),
         answers=answers if context.agreement.answer_bytes else {},
     )
 
 
-def _kind_of_total(context: RoundContext) -> type[Total]:
+def max_approved_payload(context: RoundContext) -> int:
+    """Most bytes that a digest message and the approvals take."""
+    agreement, clients = context.agreement, len(context.agreement.roster.clients)
+    countersigned = len(agreement.populations) * SIGNATURE_BYTES + agreement.answer_bytes
+    approvals_size = COUNT_BYTES + clients * (LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
+    return approvals_size + LENGTH_BYTES + MAX_FRAME_BYTES + max_digest_payload(context)
+
+
+def _kind_of_total(context: RoundContext) -> type[EncryptedSum]:
     if isinstance(context.agreement.trust, ThresholdTrust):
         return OnePolynomialVector
     return SeededSum if context.agreement.params.seeded_sums else CkksVector
@@ -129,7 +181,7 @@ def _total_chunk_bytes(context: RoundContext) -> int:
     return params.sum_chunk_bytes if _kind_of_total(context) is CkksVector else params.polynomial_bytes
 
 
-def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> Total:
+def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> EncryptedSum:
     params, layout = context.agreement.params, context.agreement.sent_layout
     chunks = read_chunks(reader, context, _total_chunk_bytes(context))
     if _kind_of_total(context) is OnePolynomialVector:

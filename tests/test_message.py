@@ -27,10 +27,13 @@ from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, write_text
 from privfed.update import Layout
 from privfed.wire import decode_abort, decode_approval, decode_digest, decode_setup, decode_upload, encode_abort, encode_setup
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_escrow import decode_request, encode_request
 from privfed.wire_shares import decode_relay, decode_share, encode_relay, encode_share, sealed_share_bytes
 
-FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.SHARES)
-KINDS = pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
+FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.SHARES, Kind.REQUEST)
+# A key holder speaks in sessions that have one: see tests/engines/test_escrow.py.
+ALL = [kind for kind in Kind if kind is not Kind.OPENED]
+KINDS = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,7 @@ class Traffic:
             Kind.ABORT: lambda: decode_abort(data, context, self.key_id),
             Kind.SHARE: lambda: decode_share(data, context),
             Kind.SHARES: lambda: decode_relay(data, context),
+            Kind.REQUEST: lambda: decode_request(data, context, self.key_id),
         }
         return decoders[kind]()
 
@@ -76,6 +80,7 @@ def traffic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     key_id = joint.new_key().key_id
     announced = joint.server.close()
     bank = parties.clients["bank_00"]
+    approvals = [joint.approve(name, announced) for name in parties.clients]
     share = encode_share(joint.context, bank, recipient="bank_01", sealed=bytes(sealed_share_bytes(joint.context)))
     return Traffic(
         context=joint.context,
@@ -88,8 +93,9 @@ def traffic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             Kind.ABORT: encode_abort(joint.context, bank, key_id),
             Kind.SHARE: share,
             Kind.SHARES: encode_relay(joint.context, parties.server, {"bank_00": share}),
+            Kind.REQUEST: encode_request(joint.context, parties.server, announced, approvals, key_id=key_id),
         },
-        signers={kind: parties.server if kind in FROM_SERVER else bank for kind in Kind},
+        signers={kind: parties.server if kind in FROM_SERVER else bank for kind in ALL},
         other_client=parties.clients["bank_01"],
         key_id=key_id,
         digest=decode_digest(announced, joint.context, key_id),
@@ -177,7 +183,7 @@ def test_a_client_cannot_speak_as_the_server_nor_the_server_as_a_client(traffic:
 
 @KINDS
 def test_no_kind_passes_for_another(traffic: Traffic, kind: Kind) -> None:
-    for other in Kind:
+    for other in ALL:
         if other is kind:
             continue
         with pytest.raises(InvalidMessageError):
@@ -244,6 +250,7 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
         Kind.ABORT: frame + 5,
         Kind.SHARE: share,
         Kind.SHARES: frame + 4 + clients * (256 + 4 + share),
+        Kind.REQUEST: frame + 4 + (4 + frame + digest) + clients * (4 + frame + approval),
     }[kind]
     padding = largest - len(traffic.messages[kind])
     assert padding >= SIGNATURE_BYTES
@@ -333,7 +340,7 @@ def test_every_refusal_of_hostile_bytes_has_the_same_text(traffic: Traffic) -> N
 def test_random_bytes_are_refused(traffic: Traffic) -> None:
     rng = np.random.default_rng(0)
     for size in (*range(80), 300, 1000, 40_000):
-        for kind in Kind:
+        for kind in ALL:
             for data in (rng.bytes(size), b"privfed\0\x01" + bytes([kind]) + rng.bytes(size)):
                 with pytest.raises(InvalidMessageError):
                     traffic.decode(kind, data)

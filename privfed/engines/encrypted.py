@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from privfed.agreement import RoundContext
 from privfed.client import Trainer
+from privfed.consortium import is_escrow
 from privfed.engines.site import Site
 from privfed.engines.spawned import SpawnedServer
 from privfed.errors import CohortError, DamagedFileError
+from privfed.escrow import EscrowHolder
+from privfed.escrow_session import EscrowSession
 from privfed.he.threshold import ThresholdKey
 from privfed.round import Participant, RoundRecord, RoundServer, Stage, check_same_model, run_round
 from privfed.server import Server
@@ -18,6 +21,7 @@ from privfed.threshold_session import ThresholdSession
 from privfed.update import Aggregate, PlainVector
 
 if TYPE_CHECKING:
+    from privfed.he.escrow_secret import EscrowKey
     from privfed.he.secret import SharedKey
 
 
@@ -32,7 +36,7 @@ class EncryptedRounds:
 
     Args:
         site: The run's folder.
-        keys: The clients' shared key, or how many of them open together.
+        keys: The clients' shared key, how many of them open together, or the key holder's key.
         trainers: Each client's training, by name.
         initial: Weights from which the run starts.
         separate_server: Whether the server is a process of its own.
@@ -43,7 +47,7 @@ class EncryptedRounds:
         self,
         *,
         site: Site,
-        keys: "SharedKey | ThresholdKey",
+        keys: "SharedKey | ThresholdKey | EscrowKey",
         trainers: Mapping[str, Trainer],
         initial: PlainVector,
         separate_server: bool,
@@ -54,13 +58,21 @@ class EncryptedRounds:
         for name, identity in site.clients.items():
             terms: dict[str, Any] = {"trainer": trainers[name], "identity": identity, "agreement": site.agreement}
             place: dict[str, Any] = {"start": initial, "directory": site.client(name)}
-            session = (
-                ThresholdSession(**terms, party=site.parties[name], **place)
-                if isinstance(keys, ThresholdKey)
-                else ClientSession(**terms, keys=keys, **place)
-            )
+            session: ClientSession
+            if isinstance(keys, ThresholdKey):
+                session = ThresholdSession(**terms, party=site.parties[name], **place)
+            elif is_escrow(keys):
+                session = EscrowSession(**terms, party=site.parties[name], **place)
+            else:
+                shared: dict[str, Any] = {"keys": keys}
+                session = ClientSession(**terms, **shared, **place)
             stack.callback(session.close)
             self.participants[name] = Participant(session)
+        self.holder = (
+            EscrowHolder(identity=site.holder, key=keys, agreement=site.agreement, directory=site.holder_folder)
+            if site.holder is not None and is_escrow(keys)
+            else None
+        )
         self.spawned = (
             stack.enter_context(SpawnedServer(agreement=site.agreement, identity_path=site.server_identity_path, spool=site.spool))
             if separate_server
@@ -105,6 +117,7 @@ class EncryptedRounds:
             context=context,
             selected=[name for name in selected if name not in behind],
             silent=silent,
+            holder=self.holder,
         )
         check_same_model([participant.session for participant in self.participants.values()])
         self.was_held(number, selected, record)
@@ -129,7 +142,7 @@ class EncryptedRounds:
         for missed in self._opened:
             if missed.context.round not in client.opened_rounds():
                 try:
-                    data = self._server(missed.context, missed.selected).aggregate()
+                    data = self._server(missed.context, missed.selected).result()
                 except (CohortError, DamagedFileError):
                     return False
                 client.open(missed.context, data)

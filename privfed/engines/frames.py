@@ -23,6 +23,9 @@ class Tag(IntEnum):
     ABORT = 12
     RECEIVED_BYTES = 13
     RELAY = 14
+    STORED_UPLOAD = 15
+    OPENED = 16
+    RESULT = 17
     DONE = 100
     REFUSED = 101
 

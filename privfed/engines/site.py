@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privfed.agreement import SESSION_BYTES, Agreement, decode_agreement, encode_agreement
-from privfed.consortium import Consortium
+from privfed.consortium import Consortium, is_escrow
 from privfed.errors import AgreementMismatchError, DamagedFileError
 from privfed.files import FolderLock, is_bookkeeping, make_folder, sweep, synchronise_folder
 from privfed.he.threshold import ThresholdKey
 from privfed.identity import Identity, Roster
 from privfed.keys.party import ENCRYPTION, Party
 from privfed.spool import Spool
-from privfed.trust import ThresholdTrust
+from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import PlainVector
 
 if TYPE_CHECKING:
+    from privfed.he.escrow_secret import EscrowKey
     from privfed.he.secret import SharedKey
 
 SERVER_NAME = "server"
+HOLDER_NAME = "key_holder"
 _TERMS = "terms.json"
 _LOG = "rounds.jsonl"
 _IDENTITY = "identity.pem"
@@ -36,7 +38,7 @@ class Site:
     Args:
         root: Folder of this run and no other.
         consortium: Who trains together, and how.
-        keys: The clients' shared key, or how many of them open together.
+        keys: The clients' shared key, how many of them open together, or the key holder's key.
         initial: Weights from which the run starts.
 
     Raises:
@@ -46,11 +48,12 @@ class Site:
         ValueError: If a client has the server's name.
     """
 
-    def __init__(self, root: Path, *, consortium: Consortium, keys: "SharedKey | ThresholdKey", initial: PlainVector) -> None:
+    def __init__(self, root: Path, *, consortium: Consortium, keys: "SharedKey | ThresholdKey | EscrowKey", initial: PlainVector) -> None:
         self.root = root
         names = [client.name for client in consortium.clients]
-        if SERVER_NAME in names:
-            raise ValueError(f"expected no client with the name {SERVER_NAME!r}, which is the server's; nothing was changed")
+        for taken, whose in ((SERVER_NAME, "server's"), (HOLDER_NAME, "key holder's")):
+            if taken in names:
+                raise ValueError(f"expected no client with the name {taken!r}, which is the {whose}; nothing was changed")
         make_folder(root)
         if not (root / _TERMS).exists():
             _check_unused(root)
@@ -61,7 +64,9 @@ class Site:
             self.close()
             raise
 
-    def _meet(self, names: Sequence[str], *, consortium: Consortium, keys: "SharedKey | ThresholdKey", initial: PlainVector) -> None:
+    def _meet(
+        self, names: Sequence[str], *, consortium: Consortium, keys: "SharedKey | ThresholdKey | EscrowKey", initial: PlainVector
+    ) -> None:
         files = Spool(self.root)
         stored, key = self._terms() if files.has(_TERMS) else (None, "")
         if stored is not None and (missing := [name for name in names if not self.client(name).is_dir()]):
@@ -73,15 +78,24 @@ class Site:
         self.server = _identity(self.server_identity_path, SERVER_NAME, new=stored is None)
         self.clients = {name: _identity(self.client(name) / _IDENTITY, name, new=stored is None) for name in names}
         self.parties: dict[str, Party] = {}
-        fingerprint, trust = "", None
-        if isinstance(keys, ThresholdKey):
+        self.holder: Identity | None = None
+        session = secrets.token_bytes(SESSION_BYTES) if stored is None else stored.session
+        fingerprint, trust = "" if isinstance(keys, ThresholdKey) else keys.fingerprint, None
+        encryption_keys: dict[str, bytes] = {}
+        if isinstance(keys, ThresholdKey) or is_escrow(keys):
             self.parties = {name: _party(identity, self.client(name), new=stored is None) for name, identity in self.clients.items()}
             encryption_keys = {name: party.public.encryption_key for name, party in self.parties.items()}
+        if isinstance(keys, ThresholdKey):
             trust = ThresholdTrust(key=keys, encryption_keys=encryption_keys)
-        else:
-            fingerprint = keys.fingerprint
+        elif is_escrow(keys):
+            make_folder(self.holder_folder)
+            self.holder = _identity(self.holder_folder / _IDENTITY, HOLDER_NAME, new=stored is None)
+            # Every public key is another encryption of zero: the run goes on with the one that was agreed.
+            agreed = stored.trust if stored is not None and isinstance(stored.trust, EscrowTrust) else None
+            public_key = keys.public_key(session=session, params=consortium.params) if agreed is None else agreed.public_key
+            trust = EscrowTrust(holder=self.holder.public, public_key=public_key, encryption_keys=encryption_keys)
         self.agreement = Agreement(
-            session=secrets.token_bytes(SESSION_BYTES) if stored is None else stored.session,
+            session=session,
             roster=Roster(server=self.server.public, clients=tuple(identity.public for identity in self.clients.values())),
             params=consortium.params,
             layout=initial.layout,
@@ -124,6 +138,11 @@ class Site:
     def server_identity_path(self) -> Path:
         """File with the server's signing key."""
         return self.root / "server" / _IDENTITY
+
+    @property
+    def holder_folder(self) -> Path:
+        """The key holder's own folder."""
+        return self.root / HOLDER_NAME
 
     @property
     def spool(self) -> Path:

@@ -105,6 +105,18 @@ class SpawnedServer:
         """See `Server.aggregate`."""
         return self._ask(Tag.AGGREGATE)
 
+    def upload(self, name: str) -> bytes:
+        """See `Server.upload`."""
+        return self._ask(Tag.STORED_UPLOAD, name.encode())
+
+    def receive_opened(self, data: bytes) -> None:
+        """See `Server.receive_opened`."""
+        self._ask(Tag.OPENED, data)
+
+    def result(self) -> bytes:
+        """See `Server.result`."""
+        return self._ask(Tag.RESULT)
+
     def receive_abort(self, data: bytes) -> str:
         """See `Server.receive_abort`."""
         return self._ask(Tag.ABORT, data).decode()

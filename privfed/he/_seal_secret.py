@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
 from privfed.he import _seal_public
-from privfed.he._seal_bytes import coefficients_header, members_of_each, write_plaintext
+from privfed.he._seal_bytes import coefficients_header, members_of_each, write_ciphertext, write_plaintext
 
 KEY_SEED_BYTES = 64
 
@@ -206,3 +206,30 @@ class SumKey(Secret):
     def decrypt_unrounded(self, words: NDArray[np.uint64]) -> NDArray[np.complex128]:
         """See `RingKey.decrypt_unrounded`."""
         return _decrypted(self._ring, self._decryptor, words)
+
+
+def encrypt_to(
+    ring: _seal_public.Ring, public_key: NDArray[np.uint64], batches: Iterable[NDArray[np.int64]]
+) -> Iterator[NDArray[np.uint64]]:
+    """Encrypts polynomials to a public key, with fresh randomness from the operating system.
+
+    Args:
+        ring: A ring of one prime.
+        public_key: An encryption of zero under the secret key: words of both polynomials, of shape (2 N,).
+        batches: Coefficients of a few polynomials at a time, of shape (k, N), below half of the modulus in absolute value. Private.
+
+    Yields:
+        Of each the words of both polynomials, of shape (2 N,).
+    """
+    key = seal.PublicKey()
+    with _seal_public.memory_path() as path:
+        Path(path).write_bytes(write_ciphertext(ring.form(1.0), public_key))
+        key.load(ring.context, path)
+    encryptor = seal.Encryptor(ring.context, key)
+    with transform(ring) as plaintexts:
+        for numbers in batches:
+            for plaintext in plaintexts(numbers):
+                ciphertext = seal.Ciphertext()
+                encryptor.encrypt(plaintext, ciphertext)
+                words, _ = _seal_public.ciphertext_members(_seal_public.members(_seal_public.saved(ciphertext)), ring, seeded=False)
+                yield words

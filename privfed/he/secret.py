@@ -27,7 +27,7 @@ from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive
 from privfed.he.additive import CkksVector, SeededSum, check_coefficients
 from privfed.he.codec import gather, pack_words, spread, unpack_words
-from privfed.he.params import FRESH_NOISE_VARIANCE, KEY_ID_BYTES, SEED_BYTES, CkksParams, transform_roundoff
+from privfed.he.params import KEY_ID_BYTES, SEED_BYTES, CkksParams, transform_roundoff
 from privfed.he.tags import TAG_SECRET_BYTES, TagKey, Tags
 from privfed.update import Layout
 
@@ -344,7 +344,7 @@ def _is_residual_of(residual: NDArray[np.float64], coefficients: Sequence[int], 
     and decoding add at most three times their relative error times the largest sum. Under a wrong key the residual is uniform
     and its mean square beyond all of that.
     """
-    variance = FRESH_NOISE_VARIANCE * (params.poly_modulus_degree / 2 if params.slots else 1)
+    variance = params.fresh_noise_variance * (params.poly_modulus_degree / 2 if params.slots else 1)
     expected = math.sqrt(variance * sum(coefficient**2 for coefficient in coefficients))
     largest = params.largest_sum if params.prescaled else params.amplitude * sum(coefficients)
     slack = 3 * transform_roundoff(params.poly_modulus_degree) * 2**params.guard_bits * largest
