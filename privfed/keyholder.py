@@ -38,8 +38,9 @@ def check_all_approved(message: OpenableAggregate) -> None:
     Raises:
         OpeningRefusedError: If an approval is missing.
     """
-    if message.approved_by != message.digest.participants:
-        missing = [name for name in message.digest.participants if name not in message.approved_by]
+    participants = message.digest.participants
+    if message.approved_by != participants:
+        missing = [name for name in participants if name not in message.approved_by]
         raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
 
 
@@ -175,9 +176,9 @@ class KeyHolder(Opener):
     def _checked_sum(self, message: OpenableAggregate) -> CkksVector:
         digest, total = message.digest, message.total
         # A participant approved the hash of its own upload, so the hash ties these tags to what it sent.
-        if tuple(hash_abridged(upload) for upload in message.uploads) != digest.upload_hashes or isinstance(
-            total, OnePolynomialVector | SealedSum
-        ):
+        if tuple(hash_abridged(upload) for upload in message.uploads) != digest.upload_hashes:
+            raise TamperedAggregateError
+        if isinstance(total, OnePolynomialVector | SealedSum):
             raise TamperedAggregateError
         return check_sum(
             total,
