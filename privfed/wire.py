@@ -79,7 +79,9 @@ def encode_upload(context: RoundContext, identity: Identity, update: AnyUpdate, 
         raise ValueError(f"expected an update of {identity.name!r} for round {context.round}, got {update!r}")
     as_agreed = vector.layout == agreement.sent_layout and vector.params == agreement.params
     if not as_agreed or not isinstance(vector, _kind_of_vector(context)) or (isinstance(vector, CkksVector) and not vector.fresh):
-        raise ValueError("expected a fresh vector with the layout, the parameters and the trust mode of the session, got another")
+        raise ValueError(
+            "expected a fresh vector with the layout and the parameters of the session, in the form of its trust mode, got another"
+        )
     if not _right_statement(statement, identity.name, context):
         raise ValueError(
             f"expected a statement of at most {MAX_STATEMENT_BYTES} bytes of whoever keeps an agreed ledger, and of nobody else; "

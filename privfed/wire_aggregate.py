@@ -90,7 +90,7 @@ def encode_aggregate(
         ValueError: If the identity is not the roster's server, or the sum is not of the kind that these parameters send.
     """
     if not isinstance(total, _kind_of_total(context)):
-        raise ValueError("expected a sum of the kind that the trust mode and the parameters say, got another kind")
+        raise ValueError("expected a sum of the kind that the trust mode and the parameters say, got the other kind")
     messages = b"".join(len(message).to_bytes(LENGTH_BYTES, "big") + message for message in (digest_message, *approvals))
     seeds = total.seeds if isinstance(total, SeededSum) else ()
     head = b"".join((len(approvals).to_bytes(COUNT_BYTES, "big"), messages, *uploads))

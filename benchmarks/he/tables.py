@@ -21,8 +21,8 @@ _WHOLE = 1.5  # bytes down per byte up: 1 as c0 and seeds, 2 if whole
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("B up", "bytes_up_per_parameter", ".2f"),
     ("B down", "bytes_down_per_parameter", ".2f"),
-    ("shares up", "shares_up", "d"),
-    ("shares down", "shares_down", "d"),
+    ("shares up", "shares_up", ",.0f"),
+    ("shares down", "shares_down", ",.0f"),
     ("client CPU s", "client_cpu_s", ".3f"),
     ("server CPU s", "server_cpu_s", ".3f"),
     ("agreement CPU s", "agreement_cpu_s", ".3f"),

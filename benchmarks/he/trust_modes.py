@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +41,6 @@ SHARES = "shares.json"
 class _TrustRound(Round):
     """What both modes have in common: keys of each client, and terms in the agreement."""
 
-    params: ClassVar[Callable[[int], CkksParams]]
-
     def _trust(self, encryption_keys: dict[str, bytes]) -> Trust:
         raise NotImplementedError
 
@@ -64,7 +61,7 @@ class _TrustRound(Round):
         agreement = Agreement(
             session=self._session,
             roster=Roster(server=self._identity(_SERVER).public, clients=tuple(self._identity(name).public for name in self._names)),
-            params=type(self).params(self._work.clients),
+            params=self.params(self._work.clients),
             layout=Layout(names=tuple(self._work.sizes), shapes=tuple((size,) for size in self._work.sizes.values())),
             start=bytes(32),
             weights=dict(zip(self._names, self._work.weights, strict=True)),
@@ -98,7 +95,9 @@ class _TrustRound(Round):
 class Threshold(_TrustRound):
     """`ThresholdKey` with a fifth of the clients as dropouts: shares, one polynomial, answers of the quorum."""
 
-    params = staticmethod(lambda clients: CkksParams.threshold(clients=clients, bound=BOUND))
+    @classmethod
+    def params(cls, clients: int) -> CkksParams:
+        return CkksParams.threshold(clients=clients, bound=BOUND)
 
     def _trust(self, encryption_keys: dict[str, bytes]) -> Trust:
         clients = self._work.clients
@@ -173,12 +172,14 @@ class Threshold(_TrustRound):
 class Escrow(_TrustRound):
     """`EscrowKey`: two polynomials up, a sum that the key holder computes itself. The opener's time is the holder's and one client's."""
 
-    params = staticmethod(lambda _clients: CkksParams.escrow(bound=BOUND))
+    @classmethod
+    def params(cls, clients: int) -> CkksParams:  # noqa: ARG003 (the same for any number)
+        return CkksParams.escrow(bound=BOUND)
 
     def _trust(self, encryption_keys: dict[str, bytes]) -> Trust:
         key = EscrowKey.generate()
         key.save(self._folder / "escrow.key")
-        public_key = key.public_key(session=self._session, params=type(self).params(self._work.clients))
+        public_key = key.public_key(session=self._session, params=self.params(self._work.clients))
         return EscrowTrust(holder=self._identity(_HOLDER).public, public_key=public_key, encryption_keys=encryption_keys)
 
     def prepare(self, meter: Meter) -> None:
