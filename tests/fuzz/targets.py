@@ -30,6 +30,7 @@ from privfed.errors import InvalidMessageError, PrivFedError
 from privfed.he.additive import check_chunk
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey, encrypt
+from privfed.he.threshold import key_id
 from privfed.identity import SIGNATURE_BYTES, Identity, Roster
 from privfed.keys.chain import KeyChain
 from privfed.keys.party import Party
@@ -53,9 +54,15 @@ from privfed.wire import (
     encode_upload,
 )
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_escrow import decode_request, encode_request
+from privfed.wire_shares import decode_relay, decode_share, encode_relay, encode_share, sealed_share_bytes
 
 CORPUS = Path(__file__).parent / "corpus"
 LARGEST = 40_000
+
+# What a key holder publishes exists in sessions that have one: tests/engines/test_escrow.py.
+FUZZED = tuple(kind for kind in Kind if kind is not Kind.OPENED)
+_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.SHARES, Kind.REQUEST)
 
 
 class HostileBytesAcceptedError(AssertionError):
@@ -94,7 +101,7 @@ class Session:
         )
         self.context = RoundContext(agreement=agreement, round=3)
         self.key = round_key(SharedKey.generate(), self.context)
-        self.signers = {kind: self.server if kind in (Kind.DIGEST, Kind.AGGREGATE) else self.banks[0] for kind in Kind}
+        self.signers = {kind: self.server if kind in _FROM_SERVER else self.banks[0] for kind in FUZZED}
 
     @cached_property
     def update(self) -> Update[Any]:
@@ -124,6 +131,7 @@ class Session:
         params = self.context.agreement.params
         size = params.polynomial_bytes + 3 * 64 if params.seeded_sums else params.sum_chunk_bytes
         payload = (3).to_bytes(4, "big") + packed + 3 * bytes(188) + bytes(size)
+        share = encode_share(self.context, bank, recipient="bank_1", sealed=bytes(sealed_share_bytes(self.context)))
         return {
             Kind.SETUP: encode_setup(self.context, bank, self.key.key_id),
             Kind.UPLOAD: encode_upload(self.context, bank, self.update, statement=b"a head"),
@@ -131,23 +139,35 @@ class Session:
             Kind.APPROVAL: approvals[0],
             Kind.AGGREGATE: seal(self.context, self.server, Kind.AGGREGATE, key_id=self.key.key_id, payload=payload),
             Kind.ABORT: encode_abort(self.context, bank, self.key.key_id),
+            Kind.SHARE: share,
+            Kind.SHARES: encode_relay(self.context, self.server, {"bank_0": share}),
+            Kind.REQUEST: encode_request(self.context, self.server, digest, approvals, key_id=self.key.key_id),
         }
 
+    def key_of(self, kind: Kind) -> bytes:
+        return key_id(self.context.digest) if kind in (Kind.SHARE, Kind.SHARES) else self.key.key_id
+
     def decode(self, kind: Kind, data: bytes) -> None:
-        key_id = self.key.key_id
+        own = self.key.key_id
         match kind:
             case Kind.SETUP:
                 decode_setup(data, self.context)
             case Kind.UPLOAD:
-                decode_upload(data, self.context, key_id)
+                decode_upload(data, self.context, own)
             case Kind.DIGEST:
-                decode_digest(data, self.context, key_id)
+                decode_digest(data, self.context, own)
             case Kind.APPROVAL:
                 decode_approval(data, self.context, self.digest)
             case Kind.AGGREGATE:
-                decode_aggregate(data, self.context, key_id)
+                decode_aggregate(data, self.context, own)
             case Kind.ABORT:
-                decode_abort(data, self.context, key_id)
+                decode_abort(data, self.context, own)
+            case Kind.SHARE:
+                decode_share(data, self.context)
+            case Kind.SHARES:
+                decode_relay(data, self.context)
+            case Kind.REQUEST:
+                decode_request(data, self.context, own)
 
     def stranger(self, kind: Kind) -> Target:
         """Bytes as they come from the network."""
@@ -165,12 +185,12 @@ class Session:
 
     def insider(self, kind: Kind) -> Target:
         """A payload that its rightful sender signed."""
-        empty = seal(self.context, self.signers[kind], kind, key_id=self.key.key_id, payload=b"")
+        empty = seal(self.context, self.signers[kind], kind, key_id=self.key_of(kind), payload=b"")
         payload = self.messages[kind][len(empty) - SIGNATURE_BYTES : -SIGNATURE_BYTES]
 
         def run(data: bytes) -> None:
             with suppress(PrivFedError):
-                self.decode(kind, seal(self.context, self.signers[kind], kind, key_id=self.key.key_id, payload=data))
+                self.decode(kind, seal(self.context, self.signers[kind], kind, key_id=self.key_of(kind), payload=data))
 
         return Target(run=run, samples=(payload,))
 
@@ -304,8 +324,8 @@ def model_file() -> Target:
 def targets() -> dict[str, Target]:
     """All of them, by name."""
     session, keys = Session(), Keys()
-    found = {f"stranger-{kind.name.lower()}": session.stranger(kind) for kind in Kind}
-    found |= {f"insider-{kind.name.lower()}": session.insider(kind) for kind in Kind}
+    found = {f"stranger-{kind.name.lower()}": session.stranger(kind) for kind in FUZZED}
+    found |= {f"insider-{kind.name.lower()}": session.insider(kind) for kind in FUZZED}
     return found | {
         "header": session.header(),
         "statement": session.statement(),
