@@ -15,13 +15,15 @@ from privfed.attacks.record import EncryptedRecord, PlaintextRecord, Record
 from privfed.attacks.views import RoundFacts
 from privfed.audit.canaries import Canaries
 from privfed.client import Client
-from privfed.consortium import Consortium, Plaintext
+from privfed.consortium import Consortium, Plaintext, is_escrow
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.engines.local import Simulation
 from privfed.errors import UnsupportedModelError
+from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
+from privfed.he.threshold import ThresholdKey
 from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.scaffold import Scaffold
@@ -37,7 +39,7 @@ class Setting:
 
     Args:
         training: How each client trains.
-        encrypted: Whether updates travel encrypted, under a key that all clients share.
+        encrypted: Whether updates travel encrypted, in the consortium's trust mode.
     """
 
     training: TrainingMechanism
@@ -154,29 +156,43 @@ def hold_canary_round(
                 budget = Budget.unlimited(delta=1e-5)  # the rows are nobody's
                 ledger = stack.enter_context(Ledger.open(folder / f"{name}.ledger", population="canaries", budget=budget))
             clients.append(Client(name, made_up.samples(columns), training=setting.training, ledger=ledger))
-        keys = SharedKey.generate() if setting.encrypted else Plaintext()
+        keys, params = _rehearsal_keys(consortium, setting, clients=len(clients))
         # In its first round SCAFFOLD corrects nothing.
         correction = None if isinstance(consortium.correction, Scaffold) else consortium.correction
-        rehearsal = Consortium(
-            clients, keys=keys, policy=consortium.policy, params=consortium.params, loss=consortium.loss, correction=correction
-        )
+        rehearsal = Consortium(clients, keys=keys, policy=consortium.policy, params=params, loss=consortium.loss, correction=correction)
         simulation = stack.enter_context(Simulation(rehearsal, model, directory=folder / "run" if setting.encrypted else None))
         history = simulation.run(rounds=1)
         coefficients = history.rounds[0].record.coefficients
-        grid = (history.model.values - history.initial.values) * sum(coefficients.values()) / consortium.params.step
+        divisor = float(simulation.agreement.weighting.divisor(list(coefficients)) if setting.encrypted else sum(coefficients.values()))
+        grid = (history.model.values - history.initial.values) * divisor / params.step
         opened = Aggregate(
             round=0,
-            vector=PlainVector(layout=history.initial.layout, values=np.rint(grid) * consortium.params.step / sum(coefficients.values())),
+            vector=PlainVector(layout=history.initial.layout, values=np.rint(grid) * params.step / divisor),
             coefficients=coefficients,
         )
+        updates = {name: update.vector for name, update in simulation.updates.items()}
         if isinstance(keys, Plaintext):
-            updates = {name: update.vector for name, update in simulation.updates.items()}
-            return PlaintextRecord(params=consortium.params, start=history.initial, opened=opened, updates=updates)
+            return PlaintextRecord(params=params, start=history.initial, opened=opened, updates=updates)
         server = simulation.server_folder
         return EncryptedRecord(
             context=RoundContext(agreement=simulation.agreement, round=0),
-            keys=keys,
+            keys=None if isinstance(keys, ThresholdKey) else keys,
+            updates=updates if isinstance(keys, ThresholdKey) else {},
             start=history.initial,
             opened=opened,
             stored={str(path.relative_to(server)): path.read_bytes() for path in sorted(server.rglob("*")) if path.is_file()},
         )
+
+
+def _rehearsal_keys(
+    consortium: Consortium, setting: Setting, *, clients: int
+) -> tuple[SharedKey | ThresholdKey | EscrowKey | Plaintext, CkksParams]:
+    """Fresh keys of the consortium's own mode, and parameters for so many clients; a grid as fine where there is no encryption."""
+    if isinstance(consortium.keys, ThresholdKey):
+        if not setting.encrypted:
+            return Plaintext(), CkksParams.standard(bound=consortium.params.bound)
+        params = CkksParams.threshold(clients=clients, bound=consortium.params.bound)
+        return ThresholdKey(clients=clients, corrupted=0, dropouts=0), params
+    if not setting.encrypted:
+        return Plaintext(), consortium.params
+    return EscrowKey.generate() if is_escrow(consortium.keys) else SharedKey.generate(), consortium.params
