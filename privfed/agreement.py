@@ -261,8 +261,8 @@ class Agreement:
         if self.trust is not None and (self.scored or self.validator is not None):
             what = f"{self.rule.name} needs" if self.scored else "a validator is for"
             raise UnsupportedInThisModeError(
-                f"{what} inner products of updates, which {self.trust.mode} rounds cannot compute; no session was made; take SharedKey with "
-                "ProductParams.exact, or FedAvg without a validator"
+                f"{what} inner products of updates, which {self.trust.mode} rounds cannot compute; no session was made; take SharedKey "
+                "with ProductParams.exact, or FedAvg without a validator"
             )
         if isinstance(self.trust, EscrowTrust):
             self._check_escrow(self.trust)

@@ -14,15 +14,14 @@ from privfed.attacks.facts import Activation, BinaryLoss, GaussianNoise, Sgd, So
 from privfed.attacks.record import EncryptedRecord, PlaintextRecord, Record
 from privfed.attacks.views import RoundFacts
 from privfed.audit.canaries import Canaries
+from privfed.audit.rehearsal import rehearsal_keys
 from privfed.client import Client
-from privfed.consortium import Consortium, Plaintext, is_escrow
+from privfed.consortium import Consortium, Plaintext
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.engines.local import Simulation
 from privfed.errors import UnsupportedModelError
-from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
-from privfed.he.secret import SharedKey
 from privfed.he.threshold import ThresholdKey
 from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
@@ -156,7 +155,7 @@ def hold_canary_round(
                 budget = Budget.unlimited(delta=1e-5)  # the rows are nobody's
                 ledger = stack.enter_context(Ledger.open(folder / f"{name}.ledger", population="canaries", budget=budget))
             clients.append(Client(name, made_up.samples(columns), training=setting.training, ledger=ledger))
-        keys, params = _rehearsal_keys(consortium, setting, clients=len(clients))
+        keys, params = rehearsal_keys(consortium, encrypted=setting.encrypted, clients=len(clients))
         # In its first round SCAFFOLD corrects nothing.
         correction = None if isinstance(consortium.correction, Scaffold) else consortium.correction
         rehearsal = Consortium(clients, keys=keys, policy=consortium.policy, params=params, loss=consortium.loss, correction=correction)
@@ -182,17 +181,3 @@ def hold_canary_round(
             opened=opened,
             stored={str(path.relative_to(server)): path.read_bytes() for path in sorted(server.rglob("*")) if path.is_file()},
         )
-
-
-def _rehearsal_keys(
-    consortium: Consortium, setting: Setting, *, clients: int
-) -> tuple[SharedKey | ThresholdKey | EscrowKey | Plaintext, CkksParams]:
-    """Fresh keys of the consortium's own mode, and parameters for so many clients; a grid as fine where there is no encryption."""
-    if isinstance(consortium.keys, ThresholdKey):
-        if not setting.encrypted:
-            return Plaintext(), CkksParams.standard(bound=consortium.params.bound)
-        params = CkksParams.threshold(clients=clients, bound=consortium.params.bound)
-        return ThresholdKey(clients=clients, corrupted=0, dropouts=0), params
-    if not setting.encrypted:
-        return Plaintext(), consortium.params
-    return EscrowKey.generate() if is_escrow(consortium.keys) else SharedKey.generate(), consortium.params

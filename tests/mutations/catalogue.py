@@ -262,6 +262,13 @@ CATALOGUE: tuple[Mutation, ...] = (
         ("tests/test_keyholder.py",),
     ),
     Mutation(
+        "a rule that looks at inner products may be agreed where the clients share no key",
+        "privfed/agreement.py",
+        "        if self.trust is not None and (self.scored or self.validator is not None):",
+        "        if False:",
+        ("tests/engines/test_escrow.py", "tests/engines/test_threshold.py"),
+    ),
+    Mutation(
         "a secret of a round encrypts as often as it is asked",
         "privfed/he/threshold_secret.py",
         "        self._used = True",
