@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from privfed.dp.statement import PrivacyStatement as PrivacyStatement
     from privfed.engines.local import simulate as simulate
     from privfed.errors import PrivFedError as PrivFedError
+    from privfed.he.escrow_secret import EscrowKey as EscrowKey
     from privfed.he.params import CkksParams as CkksParams
     from privfed.he.product_params import ProductParams as ProductParams
     from privfed.he.secret import SharedKey as SharedKey
+    from privfed.he.threshold import ThresholdKey as ThresholdKey
     from privfed.history import History as History
     from privfed.report.write import write_report as write_report
     from privfed.training.loss import BinaryCrossEntropy as BinaryCrossEntropy
@@ -66,9 +68,11 @@ _HOMES = {
     "PrivacyStatement": "privfed.dp.statement",
     "simulate": "privfed.engines.local",
     "PrivFedError": "privfed.errors",
+    "EscrowKey": "privfed.he.escrow_secret",
     "CkksParams": "privfed.he.params",
     "ProductParams": "privfed.he.product_params",
     "SharedKey": "privfed.he.secret",
+    "ThresholdKey": "privfed.he.threshold",
     "History": "privfed.history",
     "write_report": "privfed.report.write",
     "BinaryCrossEntropy": "privfed.training.loss",

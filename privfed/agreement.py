@@ -17,9 +17,12 @@ from privfed.aggregation.weighting import Weighting
 from privfed.dp.entries import is_population
 from privfed.dp.silo import SiloNoise
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
-from privfed.he.params import CkksParams
+from privfed.he.escrow import check_escrow_params
+from privfed.he.params import SEALED_TAGS_BYTES, CkksParams
 from privfed.he.product_params import ProductParams
+from privfed.he.threshold import ThresholdKey
 from privfed.identity import PublicIdentity, Roster
+from privfed.trust import EscrowTrust, ThresholdTrust, Trust
 from privfed.update import Layout, effective_clients
 
 SESSION_BYTES = 16
@@ -169,15 +172,17 @@ class Agreement:
             where the weights are public.
         validator: Whose upload is the reference; for the rules that need one, and for no others.
         server_optimizer: How everybody who opens an aggregate moves the model by it.
+        trust: Who opens what; None where the clients share a key.
 
     Raises:
         TypeError: If the server optimiser is none that `encode_agreement` can name.
         ValueError: If the session is not 16 bytes or the start not 32, a client has no weight, a population is not that of a client,
             or rule and parameters cannot express the weights; or as `Weighting`, if the noise is for another length of updates, or
             if there are public weights beside private ones.
-        UnsupportedInThisModeError: If the rule needs inner products, and the parameters are not `ProductParams` or there is silo noise;
-            or a reference, and there is no validator; or as `Weighting`, or if private weights meet silo noise, another rule than
-            FedAvg, or clients that pre-scale.
+        UnsupportedInThisModeError: If the rule needs inner products, and the parameters are not `ProductParams` or there is silo noise,
+            or the clients do not share a key; or a reference, and there is no validator; or if there is a validator, and the clients do
+            not share a key; or as `Weighting`, or if private weights meet silo noise, another rule than FedAvg, or clients that
+            pre-scale; or if `ThresholdKey` meets parameters with which the server weights, silo noise or private weights.
         OpeningRefusedError: If the policy would refuse even a round of all clients.
     """
 
@@ -194,6 +199,7 @@ class Agreement:
     private_weights: PrivateWeights | None = None
     validator: Validator | None = None
     server_optimizer: ServerOptimizer = field(default_factory=ServerSgd)
+    trust: Trust | None = None
 
     def __post_init__(self) -> None:
         check_server_optimizer(self.server_optimizer)
@@ -216,6 +222,7 @@ class Agreement:
         object.__setattr__(self, "populations", MappingProxyType(kept))
         if self.silo is not None and self.silo.coordinates != self.layout.size:
             raise ValueError(f"expected silo noise for updates of {self.layout.size} coordinates, got {self.silo.coordinates}")
+        self._check_trust()
         if self.private_weights is not None:
             self._check_private(self.private_weights)
         self._check_scoring()
@@ -250,6 +257,41 @@ class Agreement:
         """Those participants whose upload may count in the mean: all but the validator."""
         return tuple(name for name in participants if self.validator is None or name != self.validator.name)
 
+    def _check_trust(self) -> None:
+        if self.trust is not None and (self.scored or self.validator is not None):
+            what = f"{self.rule.name} needs" if self.scored else "a validator is for"
+            raise UnsupportedInThisModeError(
+                f"{what} inner products of updates, which {self.trust.mode} rounds cannot compute; no session was made; take SharedKey "
+                "with ProductParams.exact, or FedAvg without a validator"
+            )
+        if isinstance(self.trust, EscrowTrust):
+            self._check_escrow(self.trust)
+        elif self.params.asymmetric:
+            raise UnsupportedInThisModeError("these parameters are for EscrowKey; nothing was agreed; take CkksParams.standard")
+        if isinstance(self.trust, ThresholdTrust):
+            self._check_threshold(self.trust)
+
+    def _check_encryption_keys(self, trust: Trust) -> None:
+        if set(trust.encryption_keys) != set(self.roster.names):
+            raise ValueError("expected an encryption key of every client of the roster, and of nobody else")
+
+    def _check_escrow(self, trust: EscrowTrust) -> None:
+        self._check_encryption_keys(trust)
+        if trust.holder.name in {self.roster.server.name, *self.roster.names}:
+            raise ValueError(f"expected a key holder beside the server and the clients, got {trust.holder.name!r}, which is one of them")
+        check_escrow_params(self.params)
+        if len(trust.public_key) != self.params.sum_chunk_bytes:
+            raise ValueError(f"expected a public key of {self.params.sum_chunk_bytes} bytes, got {len(trust.public_key)}")
+
+    def _check_threshold(self, trust: ThresholdTrust) -> None:
+        self._check_encryption_keys(trust)
+        if self.silo is not None or self.private_weights is not None:
+            raise UnsupportedInThisModeError(
+                "ThresholdKey adds what the clients have scaled by their public shares of all weights: there is no weighting after the "
+                "noise of a silo, and no private weight; nothing was agreed; take SharedKey"
+            )
+        trust.key.check_params(self.params)
+
     def _check_private(self, private: PrivateWeights) -> None:
         if self.silo is not None or self.params.prescaled or not isinstance(self.rule, FedAvg):
             raise UnsupportedInThisModeError(
@@ -259,6 +301,33 @@ class Agreement:
         if set(self.weights.values()) != {1}:
             raise ValueError("expected weights of 1 beside private weights, because the weights of an agreement are public")
         private.check_capacity(self.params, clients=len(self.weights))
+
+    @property
+    def mode(self) -> str:
+        """Name of the trust mode."""
+        return "SharedKey" if self.trust is None else self.trust.mode
+
+    @property
+    def least_participants(self) -> int:
+        """Fewest clients with which a round can be held: those that the policy demands, or the quorum."""
+        return max(self.policy.min_clients, 0 if self.trust is None else self.trust.quorum)
+
+    @property
+    def upload_chunk_bytes(self) -> int:
+        """Bytes of one chunk of an upload."""
+        if isinstance(self.trust, EscrowTrust):
+            return self.params.sum_chunk_bytes
+        return self.params.fresh_chunk_bytes if self.trust is None else self.params.polynomial_bytes
+
+    @property
+    def upload_tags_bytes(self) -> int:
+        """Bytes of the sealed tags behind the chunks of an upload: without a shared key there are none."""
+        return SEALED_TAGS_BYTES if self.trust is None else 0
+
+    @property
+    def answer_bytes(self) -> int:
+        """Bytes of a participant's sum of shares in its approval, where it answers with one."""
+        return self.params.polynomial_bytes if isinstance(self.trust, ThresholdTrust) else 0
 
     @cached_property
     def sent_layout(self) -> Layout:
@@ -289,6 +358,10 @@ class Agreement:
             return {name: 0 for name in self.roster.names if name in participants}
         if self.silo is not None:
             self.silo.check_arrivals(participants)
+        if self.trust is not None and len(set(participants)) < self.trust.quorum:
+            raise OpeningRefusedError(
+                f"{len(set(participants))} clients are fewer than the quorum of {self.trust.quorum}; nothing was opened"
+            )
         coefficients = self.weighting.coefficients(participants)
         self.policy.check(coefficients)
         return coefficients
@@ -315,6 +388,7 @@ class Agreement:
         populations = json.dumps(list(self.populations.items())).encode()
         silo = b"none" if self.silo is None else self.silo.digest
         private = b"none" if self.private_weights is None else struct.pack(">Q", self.private_weights.largest)
+        trust = b"shared key" if self.trust is None else self.trust.digest
         return MappingProxyType(
             {
                 "roster": self.roster.digest,
@@ -327,6 +401,7 @@ class Agreement:
                 "populations": hashlib.sha256(b"privfed populations v1" + populations).digest(),
                 "silo noise": hashlib.sha256(b"privfed silo noise v1" + silo).digest(),
                 "private weights": hashlib.sha256(b"privfed private weights v1" + private).digest(),
+                "trust mode": hashlib.sha256(b"privfed trust mode v1" + trust).digest(),
             }
         )
 
@@ -367,8 +442,33 @@ def encode_agreement(agreement: Agreement) -> str:
                 "public": agreement.validator.public,
             },
             "server_optimizer": {type(optimizer).__name__: {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}},
+            "trust": None if agreement.trust is None else _written_trust(agreement.trust),
         }
     )
+
+
+def _written_trust(trust: Trust) -> dict[str, object]:
+    terms: dict[str, object] = {
+        "mode": trust.mode,
+        "encryption_keys": {name: key.hex() for name, key in trust.encryption_keys.items()},
+    }
+    if isinstance(trust, EscrowTrust):
+        holder = {"name": trust.holder.name, "public_key": trust.holder.public_key.hex()}
+        return terms | {"holder": holder, "public_key": trust.public_key.hex()}
+    return terms | {"clients": trust.key.clients, "corrupted": trust.key.corrupted, "dropouts": trust.key.dropouts}
+
+
+def _read_trust(terms: Mapping[str, Any]) -> Trust:
+    keys = {name: bytes.fromhex(key) for name, key in terms["encryption_keys"].items()}
+    if terms["mode"] == ThresholdKey.__name__:
+        key = ThresholdKey(clients=terms["clients"], corrupted=terms["corrupted"], dropouts=terms["dropouts"])
+        return ThresholdTrust(key=key, encryption_keys=keys)
+    holder = terms["holder"]
+    identity = PublicIdentity(name=holder["name"], public_key=bytes.fromhex(holder["public_key"]))
+    trust = EscrowTrust(holder=identity, public_key=bytes.fromhex(terms["public_key"]), encryption_keys=keys)
+    if terms["mode"] != trust.mode:
+        raise ValueError("expected an agreement with a trust mode that is known here, got another")
+    return trust
 
 
 def decode_agreement(text: str) -> Agreement:
@@ -400,6 +500,7 @@ def decode_agreement(text: str) -> Agreement:
             if validator is None
             else Validator(name=validator["name"], commitment=bytes.fromhex(validator["commitment"]), public=validator["public"]),
             server_optimizer=_written_optimizer(terms["server_optimizer"]),
+            trust=None if terms["trust"] is None else _read_trust(terms["trust"]),
         )
     except (KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError, RecursionError) as error:
         raise ValueError("expected an agreement as encode_agreement writes it, got something else") from error

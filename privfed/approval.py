@@ -13,6 +13,10 @@ Witness = Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
 """Countersigns the heads of the ledgers of others: from statements by owner to signatures by owner, or a refusal."""
 
 
+Answer = Callable[[tuple[str, ...]], bytes]
+"""From the participants of a digest to the client's sum of their shares."""
+
+
 def check_digest(context: RoundContext, digest: RoundDigest) -> None:
     """Refuses a digest that is not what the agreement makes of its participants.
 
@@ -39,6 +43,7 @@ def approve(
     journal: Journal,
     statement: bytes = b"",
     witness: Witness | None = None,
+    answer: Answer | None = None,
 ) -> bytes:
     """Checks the server's digest and signs it, once per round.
 
@@ -54,6 +59,7 @@ def approve(
         journal: The participant's own.
         statement: Of the head of its ledger, as the participant sent it with its upload.
         witness: Remembers and countersigns the heads of the other participants' ledgers; needed if the agreement names any.
+        answer: Gives what goes with the approval where the trust mode has quorums. As the approval, it is for one digest of a round only.
 
     Returns:
         An approval message.
@@ -64,7 +70,7 @@ def approve(
             coefficients or the rule are not the agreed ones, or the policy does not allow the opening.
         AlreadyOpenedError: If the round is promised to another digest, of this attempt or another one.
         LedgerTamperedError: If another participant's ledger was set back; nothing was approved.
-        PrivFedError: As `wire.read_digest`.
+        PrivFedError: As `wire.read_digest`, and as `answer`.
     """
     if context.agreement.populations and witness is None:
         raise ValueError("expected a witness of the ledgers that the agreement names; nothing was approved")
@@ -83,7 +89,8 @@ def approve(
         return kept
     others = {name: statement for name, statement in statements.items() if name != identity.name}
     countersignatures: Mapping[str, bytes] = {} if witness is None else witness(others)
+    answered = b"" if answer is None else answer(digest.participants)
     journal.approve(context, digest.digest(context))
-    approval = encode_approval(context, identity, digest, countersignatures)
+    approval = encode_approval(context, identity, digest, countersignatures, answer=answered)
     journal.keep_approval(context, approval)
     return approval

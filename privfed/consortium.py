@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.robust import CenteredClipping
@@ -12,14 +12,17 @@ from privfed.agreement import OpeningPolicy, Validator
 from privfed.client import Client
 from privfed.dp.silo import SiloNoise
 from privfed.errors import UnsupportedInThisModeError
+from privfed.he.escrow import check_escrow_params
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
+from privfed.he.threshold import ThresholdKey
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate
 from privfed.training.objective import Correction
 from privfed.training.scaffold import Scaffold
 
 if TYPE_CHECKING:
+    from privfed.he.escrow_secret import EscrowKey
     from privfed.he.secret import SharedKey
 
 
@@ -38,13 +41,19 @@ class Plaintext:
     train_together: bool = False
 
 
+def is_escrow(keys: object) -> "TypeGuard[EscrowKey]":
+    """Whether these keys are a key holder's. Told by what they do: who describes a consortium need not load the module with the secrets."""
+    return hasattr(keys, "public_key")
+
+
 @dataclass(frozen=True, eq=False)
 class Consortium:
     """Who trains together, and how.
 
     Args:
         clients: The data owners.
-        keys: `SharedKey`, or `Plaintext` for comparison runs in one process.
+        keys: `SharedKey`; `ThresholdKey`, which needs the parameters of `CkksParams.threshold`; `EscrowKey`, which needs those of
+            `CkksParams.escrow`; or `Plaintext` for comparison runs in one process.
         rule: How aggregates are combined.
         policy: When an aggregate may be opened.
         params: Encryption parameters; they fix the public bound on a coordinate of an update and the grid.
@@ -62,15 +71,16 @@ class Consortium:
         ValueError: If there is no client, or two have the same name; or if there is silo noise and a client has another weight than it
             was made for, or no ledger with a budget for it; or if a private weight is no whole number up to the largest one.
         UnsupportedInThisModeError: If the rule needs inner products of updates, these are encrypted, and the parameters are not
-            `ProductParams`; if it needs the updates, and these are encrypted; if it needs a reference and there is no validator; or as
-            `Scaffold.check`; or if silo noise meets anything but encrypted FedAvg without SCAFFOLD,
+            `ProductParams` or the clients do not share a key; if it needs the updates, and these are encrypted; if it needs a reference
+            and there is no validator; or as `Scaffold.check`; or if silo noise meets anything but encrypted FedAvg without SCAFFOLD,
             or private weights anything but encrypted FedAvg without SCAFFOLD and silo noise; or if clients that train together do not
-            train alike.
+            train alike; or if `ThresholdKey` meets SCAFFOLD, silo noise, private weights, or parameters with which the server weights; or
+            if a validator meets clients that share no key.
     """
 
     clients: Sequence[Client]
     _: KW_ONLY
-    keys: "SharedKey | Plaintext"
+    keys: "SharedKey | ThresholdKey | EscrowKey | Plaintext"
     rule: Rule | CumulativeRule | PlaintextRule = field(default_factory=FedAvg)
     policy: OpeningPolicy = field(default_factory=OpeningPolicy)
     params: CkksParams = field(default_factory=CkksParams.standard)
@@ -95,6 +105,12 @@ class Consortium:
             weights = {client.name: client.weight for client in self.clients}
             training = {client.name: client.training for client in self.clients}
             self.correction.check(weights=weights, training=training, rule=self.rule)
+        if isinstance(self.keys, ThresholdKey) or is_escrow(self.keys):
+            self._check_no_products()
+        if isinstance(self.keys, ThresholdKey):
+            self._check_threshold(self.keys)
+        elif is_escrow(self.keys):
+            check_escrow_params(self.params)
         if self.silo is not None:
             self._check_silo(self.silo)
         if self.private_weights is not None:
@@ -112,9 +128,41 @@ class Consortium:
 
     def _check_keys(self) -> None:
         # Told by what it does: who describes a consortium need not load the module with the secrets.
-        if isinstance(self.keys, type) or not (isinstance(self.keys, Plaintext) or hasattr(self.keys, "round_key")):
+        if isinstance(self.keys, type) or not (
+            isinstance(self.keys, Plaintext | ThresholdKey) or hasattr(self.keys, "round_key") or is_escrow(self.keys)
+        ):
             got = f"the class {self.keys.__name__}" if isinstance(self.keys, type) else type(self.keys).__name__
-            raise TypeError(f"expected keys to be a SharedKey, as SharedKey.generate() makes it, or Plaintext(), got {got}")
+            raise TypeError(
+                "expected keys to be a SharedKey, as SharedKey.generate() makes it, a ThresholdKey, an EscrowKey, or Plaintext(), "
+                f"got {got}"
+            )
+
+    def _check_no_products(self) -> None:
+        if not isinstance(self.rule, PlaintextRule) and self.rule.needs_gram is True:
+            raise UnsupportedInThisModeError(
+                f"{self.rule.name} needs inner products of updates, which {self.mode} rounds cannot compute; nothing was started; take "
+                "SharedKey with ProductParams.exact, or FedAvg, or Plaintext for a comparison run"
+            )
+        if self.validator is not None:
+            raise UnsupportedInThisModeError(
+                f"{self.validator.name!r} would be a validator, whose reference {self.mode} rounds cannot compare with updates; nothing "
+                "was started; take SharedKey with ProductParams.exact, or no validator"
+            )
+
+    def _check_threshold(self, key: ThresholdKey) -> None:
+        if key.clients != len(self.clients):
+            raise ValueError(f"expected a ThresholdKey for {len(self.clients)} clients, got one for {key.clients}")
+        key.check_params(self.params)
+        refused = {
+            "SCAFFOLD, whose variates follow updates that are not scaled before they are encrypted": isinstance(self.correction, Scaffold),
+            "noise for whole silos, which is weighted before it is added, and not after": self.silo is not None,
+            "private weights, which nobody could divide by": self.private_weights is not None,
+        }
+        if unsupported := [words for words, present in refused.items() if present]:
+            raise UnsupportedInThisModeError(
+                "ThresholdKey adds what the clients scaled by their public shares of all weights, and so has no "
+                f"{'; and no '.join(unsupported)}; nothing was started; take SharedKey"
+            )
 
     @property
     def _needs_reference(self) -> bool:

@@ -63,6 +63,11 @@ class KeyRefusedError(PrivFedError):
 
 
 @final
+class ShareRefusedError(PrivFedError):
+    """A share of a client's secret is missing or cannot be used; it is said whose. Nothing was sent that depends on it."""
+
+
+@final
 class KeyErasedError(PrivFedError):
     """The key of a round was erased after a later aggregate was stored; nobody who kept to this can open the round again."""
 

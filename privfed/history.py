@@ -92,7 +92,7 @@ def _check_kinds(fields: Mapping[str, Any]) -> None:
     record = fields["record"]
     evaluation = {} if fields["evaluation"] is None else fields["evaluation"]
     counted = [record["round"], *(count for part in ("coefficients", "bytes_up", "bytes_down") for count in record[part].values())]
-    counted += [record[name] for name in ("disclosed", "bytes_scoring") if name in record]
+    counted += [record[name] for name in ("attempt", "disclosed", "bytes_scoring") if name in record]
     counted += [evaluation[name] for name in ("positives", "records") if evaluation]
     counted += [] if fields["grid_error_max"] is None else [fields["grid_error_max"]]
     if not all(type(count) is int and count >= 0 for count in counted):

@@ -1,10 +1,10 @@
 r"""The frame of every message: who says what kind of thing about which round, signed.
 
     magic "privfed\0" | version 1 | kind 1 | sender | session 16 | round 4 | attempt 4 | history 32 | roster 32 | params 32 | layout 32 |
-    start 32 | weights 32 | rule 32 | policy 32 | populations 32 | silo noise 32 | private weights 32 | key id 16 | library versions |
-    payload length 8 | payload | Ed25519 signature 64
+    start 32 | weights 32 | rule 32 | policy 32 | populations 32 | silo noise 32 | private weights 32 | trust mode 32 | key id 16 |
+    library versions | payload length 8 | payload | Ed25519 signature 64
 
-Numbers are big-endian; sender and library versions are ASCII with a length byte in front; the ten fields of 32 bytes behind the
+Numbers are big-endian; sender and library versions are ASCII with a length byte in front; the eleven fields of 32 bytes behind the
 history are `Agreement.parts`. The signature covers every byte before it. Nothing behind the sender is looked at before the length was
 bounded and the signature verified; nothing in the payload before the whole header agrees with what the receiver expects.
 """
@@ -26,13 +26,14 @@ from privfed.errors import (
 )
 from privfed.he.params import KEY_ID_BYTES
 from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity
+from privfed.trust import EscrowTrust
 
 MAGIC = b"privfed\0"
 FORMAT_VERSION = 1
 MAX_TEXT_BYTES = 255
 _PREFIX = struct.Struct(f">{len(MAGIC)}sBB")
 _ROUND = struct.Struct(f">{SESSION_BYTES}sII{DIGEST_BYTES}s")
-_PARTS = ("roster", "params", "layout", "start", "weights", "rule", "policy", "populations", "silo noise", "private weights")
+_PARTS = ("roster", "params", "layout", "start", "weights", "rule", "policy", "populations", "silo noise", "private weights", "trust mode")
 MAX_FRAME_BYTES = _PREFIX.size + _ROUND.size + len(_PARTS) * DIGEST_BYTES + KEY_ID_BYTES + 2 * (1 + MAX_TEXT_BYTES) + 8 + SIGNATURE_BYTES
 
 
@@ -47,9 +48,13 @@ class Kind(IntEnum):
     ABORT = 6
     PRODUCTS = 16
     COEFFICIENTS = 17
+    SHARE = 18
+    SHARES = 19
+    REQUEST = 20
+    OPENED = 21
 
 
-_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS)
+_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS, Kind.SHARES, Kind.REQUEST)
 
 
 class Reader:
@@ -199,7 +204,9 @@ def unseal(data: bytes, context: RoundContext, kind: Kind, *, max_payload: int) 
 
 
 def _speakers(context: RoundContext, kind: Kind) -> tuple[PublicIdentity, ...]:
-    roster = context.agreement.roster
+    roster, trust = context.agreement.roster, context.agreement.trust
+    if kind is Kind.OPENED:
+        return (trust.holder,) if isinstance(trust, EscrowTrust) else ()
     return (roster.server,) if kind in _FROM_SERVER else roster.clients
 
 

@@ -5,7 +5,7 @@ error; and each upload was paid for in its owner's ledger before training began.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -14,11 +14,24 @@ from typing import Protocol
 
 from privfed.agreement import RoundContext
 from privfed.decision import Decision, Fallback
-from privfed.errors import BudgetExceededError, CohortError, ModelMismatchError, PrivFedError, RoundSkippedError
-from privfed.keyholder import KeyHolder
+from privfed.errors import (
+    BudgetExceededError,
+    CohortError,
+    ModelMismatchError,
+    PrivFedError,
+    RoundSkippedError,
+    UnsupportedInThisModeError,
+)
+from privfed.escrow import ReleaseOpener
+from privfed.escrow_session import EscrowSession
+from privfed.keyholder import KeyHolder, Opener
+from privfed.quorum import QuorumOpener
 from privfed.scorer import Scorer
 from privfed.session import ClientSession
+from privfed.threshold_session import ThresholdSession
+from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import Aggregate, PlainVector, effective_clients
+from privfed.wire_aggregate import SignedHeads
 
 
 class Stage(IntEnum):
@@ -39,6 +52,7 @@ class RoundServer(Protocol):
     def next_history(self) -> bytes: ...
     def receive_setup(self, data: bytes) -> str: ...
     def start_uploads(self) -> tuple[str, ...]: ...
+    def relay(self, name: str) -> bytes: ...
     def receive_upload(self, data: bytes) -> str: ...
     def close(self) -> bytes: ...
     def receive_approval(self, data: bytes) -> str: ...
@@ -46,6 +60,9 @@ class RoundServer(Protocol):
     def receive_coefficients(self, data: bytes) -> str: ...
     def coefficients(self) -> Mapping[str, int]: ...
     def aggregate(self) -> bytes: ...
+    def upload(self, name: str) -> bytes: ...
+    def receive_opened(self, data: bytes) -> None: ...
+    def result(self) -> bytes: ...
     def receive_abort(self, data: bytes) -> str: ...
     def received_bytes(self) -> Mapping[str, int]: ...
 
@@ -55,11 +72,18 @@ class RoundClient(Protocol):
 
     def opened_rounds(self) -> tuple[int, ...]: ...
     def setup(self, context: RoundContext) -> bytes: ...
+    def take_shares(self, context: RoundContext, data: bytes) -> None: ...
     def upload(self, context: RoundContext) -> bytes: ...
     def approve(self, context: RoundContext, digest: bytes) -> bytes: ...
     def weigh(self, context: RoundContext, data: bytes) -> tuple[bytes, Decision]: ...
     def open(self, context: RoundContext, data: bytes) -> None: ...
     def abort(self, context: RoundContext) -> bytes: ...
+
+
+class RoundHolder(Protocol):
+    """What a round needs of a separate key holder. `privfed.escrow.EscrowHolder` is one."""
+
+    def open(self, context: RoundContext, request: bytes, upload: Callable[[str], bytes]) -> bytes: ...
 
 
 class Participant:
@@ -80,6 +104,16 @@ class Participant:
     def setup(self, context: RoundContext) -> bytes:
         """See `ClientSession.setup`."""
         return self.session.setup(context)
+
+    def take_shares(self, context: RoundContext, data: bytes) -> None:
+        """See `ThresholdSession.take_shares`.
+
+        Raises:
+            UnsupportedInThisModeError: If the session is of another trust mode.
+        """
+        if not isinstance(self.session, ThresholdSession):
+            raise UnsupportedInThisModeError("shares exist in ThresholdKey mode only; nothing was kept")
+        self.session.take_shares(context, data)
 
     def upload(self, context: RoundContext) -> bytes:
         """See `ClientSession.upload`."""
@@ -110,18 +144,13 @@ class Participant:
 
         Raises:
             HistoryMismatchError: If this client has opened other rounds than those that this one builds on; its model is as it was.
-            PrivFedError: As `KeyHolder.open`; its model is as it was.
+            PrivFedError: As `Opener.open`; its model is as it was.
         """
         if context.round in self.session.state.rounds:
             self.session.journal.settle(context)
             return
         self.session.check_history(context)
-        holder = KeyHolder(
-            context=context,
-            round_key=self.session.round_key(context),
-            journal=self.session.journal,
-            check_heads=lambda heads: self.session.check_heads(context, heads),
-        )
+        holder = self._opener(context)
         aggregate = holder.open(data)
         moved = aggregate
         if (decision := holder.decision) is not None:
@@ -132,6 +161,19 @@ class Participant:
         self.session.keep_countersignatures(context, holder.heads)
         holder.finish()
         self.opened = aggregate
+
+    def _opener(self, context: RoundContext) -> Opener:
+        session, trust = self.session, context.agreement.trust
+
+        def check_heads(heads: SignedHeads) -> None:
+            session.check_heads(context, heads)
+
+        if isinstance(trust, EscrowTrust) and isinstance(session, EscrowSession):
+            return ReleaseOpener(context=context, trust=trust, party=session.party, journal=session.journal, check_heads=check_heads)
+        if not isinstance(trust, ThresholdTrust):
+            key = session.round_key(context)
+            return KeyHolder(context=context, round_key=key, journal=session.journal, check_heads=check_heads)
+        return QuorumOpener(context=context, trust=trust, journal=session.journal, check_heads=check_heads)
 
     def abort(self, context: RoundContext) -> bytes:
         """See `ClientSession.abort`."""
@@ -156,6 +198,7 @@ class RoundRecord:
         assurance: What these rest on, the name of an `Assurance`; empty without any.
         fallback: Name of the `Fallback` that was taken; empty without inner products.
         bytes_scoring: Bytes that each opener received to find the coefficients, which `bytes_down` holds too.
+        attempt: Number of the attempt.
     """
 
     round: int
@@ -171,6 +214,7 @@ class RoundRecord:
     assurance: str = ""
     fallback: str = ""
     bytes_scoring: int = 0
+    attempt: int = 0
 
     @property
     def participants(self) -> tuple[str, ...]:
@@ -211,8 +255,9 @@ def run_round(
     context: RoundContext,
     selected: Sequence[str],
     silent: Mapping[str, Stage] = MappingProxyType({}),
+    holder: RoundHolder | None = None,
 ) -> RoundRecord:
-    """Runs the phases of one round: setup, training and upload, digest, approval, aggregate, opening.
+    """Runs the phases of one round: setup (and exchange of shares), training and upload, digest, approval, aggregate, opening.
 
     A round that was interrupted, at whatever party, is gone on with where it stood. It is held with those who answer, if the policy
     holds; their integer weights are apportioned anew. A client whose budget does not cover the round says so, and is told apart
@@ -224,6 +269,7 @@ def run_round(
         context: Agreement, round, attempt and history.
         selected: Names of the clients that are asked to take part.
         silent: Clients that do not answer in time, from a stage on. An engine knows them by its time-outs.
+        holder: The key holder, in `EscrowKey` mode.
 
     Returns:
         The record of the round.
@@ -234,6 +280,7 @@ def run_round(
         PrivFedError: If a party refuses what another one sent. Of a client that refuses the aggregate the server learns no reason.
     """
     clock = Clock()
+    shares = isinstance(context.agreement.trust, ThresholdTrust)
 
     def answers(name: str, stage: Stage) -> bool:
         return silent.get(name, stage + 1) > stage
@@ -249,6 +296,9 @@ def run_round(
         if not answers(name, Stage.UPLOAD):
             continue
         try:
+            if shares:
+                with clock.phase("shares"):
+                    clients[name].take_shares(context, server.relay(name))
             with clock.phase("train and encrypt"):
                 message = clients[name].upload(context)
         except BudgetExceededError:
@@ -284,9 +334,13 @@ def run_round(
         if decision is not None and decision.fallback is Fallback.SKIPPED:
             raise RoundSkippedError(f"round {context.round} is skipped: {decision.reason}; no aggregate was opened")
     with clock.phase("sum"):
-        data = server.aggregate()
+        request = server.aggregate()
+    if holder is not None:
+        with clock.phase("key holder"):
+            server.receive_opened(holder.open(context, request, server.upload))
+    data = server.result()
     # From here on nothing is counted from what happened in this call alone: the round may have begun before a restart.
-    down = dict.fromkeys(participants, len(digest))
+    down = {name: len(digest) + (len(server.relay(name)) if shares else 0) for name in participants}
     with clock.phase("open"):
         for name, client in clients.items():
             if answers(name, Stage.OPENING):
@@ -314,6 +368,7 @@ def run_round(
         assurance="" if decision is None else decision.assurance,
         fallback="" if decision is None else decision.fallback.name,
         bytes_scoring=len(products),
+        attempt=context.attempt,
     )
 
 

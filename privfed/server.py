@@ -26,9 +26,11 @@ from privfed.errors import (
 from privfed.he.additive import CkksVector, SeededSum, sum_chunks, sum_first_polynomials
 from privfed.he.params import KEY_ID_BYTES, SEED_BYTES
 from privfed.he.product import masked_products
+from privfed.he.threshold import OnePolynomialVector, sum_polynomials
 from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import Kind
 from privfed.spool import Spool
+from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.wire import (
     check_upload,
     decode_abort,
@@ -40,10 +42,13 @@ from privfed.wire import (
     upload_chunk,
     upload_statement,
 )
-from privfed.wire_aggregate import encode_aggregate
+from privfed.wire_aggregate import EncryptedSum, encode_aggregate
+from privfed.wire_escrow import encode_request, opened_digest
 from privfed.wire_products import decode_coefficients, encode_products, product_params, sketch_seed
+from privfed.wire_shares import decode_dealt_setup, encode_relay
 
 _PRODUCTS = "products"
+_OPENED = "opened"
 
 
 class Phase(Enum):
@@ -63,7 +68,7 @@ class Phase(Enum):
 
 
 class Server:
-    """Runs one attempt at one round.
+    """Runs one attempt at one round, in any trust mode.
 
     An identical resend of a message is fine in every phase. A second, different message of a client is refused.
 
@@ -150,7 +155,7 @@ class Server:
             CohortError: If the client was not selected, sent another setup message before, or comes too late.
             PrivFedError: As `wire.decode_setup`.
         """
-        sender, _ = decode_setup(data, self._context)
+        sender, _ = self._read_setup(data)
         return self._store(Kind.SETUP, sender, data, phase=Phase.SETUP, cohort=self._selected)
 
     def start_uploads(self) -> tuple[str, ...]:
@@ -167,7 +172,7 @@ class Server:
         groups: defaultdict[bytes, list[str]] = defaultdict(list)
         with self._reading():
             for name in cohort:
-                sender, key_id = decode_setup(self._spool.get(_prefix(Kind.SETUP) + name), self._context)
+                sender, key_id = self._read_setup(self._spool.get(_prefix(Kind.SETUP) + name))
                 if sender != name:
                     raise InvalidMessageError
                 groups[key_id].append(name)
@@ -180,6 +185,33 @@ class Server:
             )
         self._spool.put(Phase.SETUP.value, key_id)
         return cohort
+
+    def _read_setup(self, data: bytes) -> tuple[str, bytes]:
+        if isinstance(self._context.agreement.trust, ThresholdTrust):
+            return decode_dealt_setup(data, self._context)[:2]
+        return decode_setup(data, self._context)
+
+    def relay(self, name: str) -> bytes:
+        """What the clients of the round made for one of them in their setup messages; the same bytes again when called again.
+
+        Returns:
+            A message with shares, for that client to check before its upload; no bytes in trust modes without shares.
+
+        Raises:
+            CohortError: If the setup has not ended, or the client took no part in it.
+            DamagedFileError: If what was stored is not what came.
+        """
+        if not isinstance(self._context.agreement.trust, ThresholdTrust):
+            return b""
+        self._require_started()
+        cohort = self.received(Kind.SETUP)
+        if name not in cohort:
+            raise CohortError(f"{name!r} took no part in the setup of round {self._context.round}; nothing happened")
+        with self._reading():
+            setups = {sender: decode_dealt_setup(self._spool.get(_prefix(Kind.SETUP) + sender), self._context) for sender in cohort}
+            if any(setup[0] != sender for sender, setup in setups.items()):
+                raise InvalidMessageError
+        return encode_relay(self._context, self._identity, {sender: setup[2][name] for sender, setup in setups.items()})
 
     def receive_upload(self, data: bytes) -> str:
         """Verifies and stores a client's upload; returns the client's name.
@@ -316,23 +348,29 @@ class Server:
         """
         digest = self._digest()
         if self.phase is Phase.APPROVAL:
-            missing = self.missing_approvals()
-            if missing:
+            missing, trust = self.missing_approvals(), self._context.agreement.trust
+            spared = len(digest.participants) - trust.quorum if isinstance(trust, ThresholdTrust) else 0
+            if len(missing) > spared:
                 raise CohortError(f"approvals of {list(missing)} are missing; nothing was summed; wait for them or go on with a new round")
             final = self._decided()
             with self._reading():
                 uploads = [self._announced(name, upload) for name, upload in zip(digest.participants, digest.upload_hashes, strict=True)]
-                approvals = [self._spool.get(_prefix(Kind.APPROVAL) + name) for name in digest.participants]
+                approvals = [self._spool.get(_prefix(Kind.APPROVAL) + name) for name in digest.participants if name not in missing]
                 for approval in approvals:
                     decode_approval(approval, self._context, digest)
-                total = self._sum(final)
-            announcement = self._spool.get(Phase.UPLOAD.value)
+                announcement = self._spool.get(Phase.UPLOAD.value)
+                total = None if isinstance(trust, EscrowTrust) else self._sum(final)
+            if total is None:
+                request = encode_request(self._context, self._identity, announcement, approvals, key_id=digest.key_id)
+                self._spool.put(Phase.APPROVAL.value, request)
+                return request
+            abridged = uploads if self._context.agreement.upload_tags_bytes else ()
             message = encode_aggregate(
                 self._context,
                 self._identity,
                 announcement,
                 approvals,
-                uploads=uploads,
+                uploads=abridged,
                 total=total,
                 coefficients=final.coefficients if self._context.agreement.scored else (),
             )
@@ -342,6 +380,51 @@ class Server:
         with self._reading():
             self._identity.public.verify(memoryview(message)[:-SIGNATURE_BYTES], message[-SIGNATURE_BYTES:])
         return message
+
+    def upload(self, name: str) -> bytes:
+        """A participant's upload, as it came: the key holder computes the sum itself.
+
+        Raises:
+            CohortError: If no digest was announced, or the client is not in it.
+            DamagedFileError: If what was stored is not what was announced.
+        """
+        digest = self._digest()
+        if name not in digest.participants:
+            raise CohortError(f"{name!r} is not in the digest of round {self._context.round}; nothing happened")
+        with self._reading():
+            self._announced(name, digest.upload_hashes[digest.participants.index(name)])
+            return self._spool.get(_prefix(Kind.UPLOAD) + name)
+
+    def receive_opened(self, data: bytes) -> None:
+        """Stores what the key holder published, for all clients.
+
+        Raises:
+            CohortError: If nothing was requested, or other bytes came before.
+            RoundMismatchError: If it is of another digest.
+            PrivFedError: As `wire_escrow.decode_opened`.
+        """
+        digest = self._digest()
+        if opened_digest(data, self._context, digest.key_id) != digest:
+            raise RoundMismatchError("what the key holder opened is of another digest; it was dropped and nothing happened")
+        if self.phase is not Phase.DONE:
+            raise CohortError(f"nothing was requested of the key holder in round {self._context.round}; its message was dropped")
+        try:
+            self._spool.put(_OPENED, data)
+        except FileExistsError:
+            raise CohortError("the key holder sent another message before; this one was dropped") from None
+
+    def result(self) -> bytes:
+        """What every client opens, the same bytes whenever it is called: the aggregate, or what the key holder published of it.
+
+        Raises:
+            CohortError: If an approval is missing, or nothing came from the key holder yet.
+            DamagedFileError: If what was stored is not what came.
+        """
+        if not isinstance(self._context.agreement.trust, EscrowTrust):
+            return self.aggregate()
+        if not self._spool.has(_OPENED):
+            raise CohortError(f"the key holder has not opened round {self._context.round}; nothing happened; ask it")
+        return self._spool.get(_OPENED)
 
     def _announced(self, name: str, upload_hash: bytes) -> bytes:
         """What stays of a stored upload when its ciphertexts are taken away, if it is the one that was announced."""
@@ -361,9 +444,12 @@ class Server:
         sender = decode_abort(data, self._context, self._key_id)
         return self._store(Kind.ABORT, sender, data, phase=Phase.DONE, cohort=self._context.agreement.roster.names)
 
-    def _sum(self, digest: RoundDigest) -> CkksVector | SeededSum:
+    def _sum(self, digest: RoundDigest) -> EncryptedSum:
         params, layout = self._context.agreement.params, self._context.agreement.sent_layout
         indices = range(params.chunks(layout))
+        if isinstance(self._context.agreement.trust, ThresholdTrust):
+            chunks = tuple(sum_polynomials((chunk for _, chunk in self._column(digest, index, {})), params) for index in indices)
+            return OnePolynomialVector(layout=layout, params=params, key_id=digest.key_id, chunks=chunks)
         seeds = {name: bytearray() for name in digest.participants}
         if params.seeded_sums:
             chunks = tuple(sum_first_polynomials(self._column(digest, index, seeds), params) for index in indices)
@@ -373,12 +459,13 @@ class Server:
         return CkksVector(layout=layout, params=params, key_id=digest.key_id, chunks=chunks, fresh=False)
 
     def _column(self, digest: RoundDigest, index: int, seeds: Mapping[str, bytearray]) -> Iterator[tuple[int, bytes]]:
-        """Multiplier and chunk `index` of every upload, read from disk one at a time; appends its seed to those of its client."""
+        """Multiplier and chunk `index` of every upload, read from disk one at a time; appends its seed to those of its client, if asked."""
         counting = {name: coefficient for name, coefficient in digest.by_name.items() if coefficient}
         multipliers = self._context.agreement.weighting.multipliers(tuple(counting.values()))
         for name, multiplier in zip(counting, multipliers, strict=True):
             chunk = self._chunk(name, index)
-            seeds[name].extend(chunk[-SEED_BYTES:])
+            if name in seeds:
+                seeds[name].extend(chunk[-SEED_BYTES:])
             yield multiplier, chunk
 
     def _chunk(self, name: str, index: int) -> bytes:
@@ -432,9 +519,10 @@ class Server:
             raise CohortError(f"round {self._context.round} is still in its setup; start the uploads first; nothing happened")
 
     def _require_enough(self, names: Collection[str], what: str) -> None:
-        least = self._context.agreement.policy.min_clients
+        least = self._context.agreement.least_participants
         if len(names) < least:
-            raise CohortError(f"the policy demands {least} clients, and there are {len(names)} {what}; nothing was summed")
+            demands = "the policy demands" if least == self._context.agreement.policy.min_clients else "the quorum is"
+            raise CohortError(f"{demands} {least} clients, and there are {len(names)} {what}; nothing was summed")
 
     def _store(self, kind: Kind, sender: str, data: bytes, *, phase: Phase, cohort: Collection[str]) -> str:
         """Keeps a verified message, or refuses it; the same bytes again are fine whenever they come."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from privfed.aggregation.rules import CumulativeRule
 from privfed.agreement import Agreement, RoundContext
-from privfed.approval import approve
+from privfed.approval import Answer, approve
 from privfed.client import Trainer
 from privfed.contribution.scores import Scores, ScoreStore
 from privfed.digest import RoundDigest, hash_message
@@ -27,10 +27,10 @@ from privfed.files import FolderLock, make_folder, sweep
 from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.keys.chain import KeyChain
-from privfed.protect import protect, round_key
+from privfed.protect import Protected, protect, round_key
 from privfed.spool import Spool
 from privfed.state import ModelState, ModelStore
-from privfed.update import Aggregate, PlainVector
+from privfed.update import Aggregate, PlainVector, Update
 from privfed.wire import MAX_STATEMENT_BYTES, decode_upload, encode_abort, encode_setup, encode_upload, upload_statement
 from privfed.wire_aggregate import SignedHeads
 from privfed.wire_products import encode_coefficients
@@ -59,7 +59,8 @@ class ClientSession:
         trainer: The client's training.
         identity: Its signing key.
         agreement: What the session agreed on.
-        keys: The clients' shared key; or their `KeyChain`, whose keys are erased as soon as a round is in the model. Secret.
+        keys: The clients' shared key; or their `KeyChain`, whose keys are erased as soon as a round is in the model; None in a trust mode
+            in which they share none (`ThresholdSession`). Secret.
         start: The weights from which the session starts, if the directory holds no later ones.
         directory: This client's own; made with mode 0700 if it is not there.
 
@@ -78,7 +79,7 @@ class ClientSession:
         trainer: Trainer,
         identity: Identity,
         agreement: Agreement,
-        keys: "SharedKey | KeyChain",
+        keys: "SharedKey | KeyChain | None",
         start: PlainVector,
         directory: Path,
     ) -> None:
@@ -124,10 +125,20 @@ class ClientSession:
         return self._state
 
     def round_key(self, context: RoundContext) -> "RoundKey":
-        """The key of a round. Secret. Kept until another round asks for its own, because deriving it takes longer than using it."""
+        """The key of a round. Secret. Kept until another round asks for its own, because deriving it takes longer than using it.
+
+        Raises:
+            ValueError: If the clients share no key.
+        """
+        if self._keys is None:
+            raise ValueError("expected a session whose clients share a key")
         if self._round_key is None or self._round_key[0] != context.digest:
             self._round_key = (context.digest, round_key(self._keys, context))
         return self._round_key[1]
+
+    def key_id(self, context: RoundContext) -> bytes:
+        """Name of the key of a round, 16 bytes. Public."""
+        return self.round_key(context).key_id
 
     def setup(self, context: RoundContext) -> bytes:
         """The setup message: which key this client derived for the round.
@@ -136,7 +147,7 @@ class ClientSession:
             HistoryMismatchError: If this client has not opened the rounds that the context builds on.
         """
         self.check_history(context)
-        return encode_setup(context, self._identity, self.round_key(context).key_id)
+        return encode_setup(context, self._identity, self.key_id(context))
 
     def upload(self, context: RoundContext) -> bytes:
         """Charges the ledger, trains, encrypts, stores; returns the upload message. Again, it returns the stored bytes.
@@ -150,7 +161,7 @@ class ClientSession:
         """
         self.check_history(context)
         place: dict[str, Any] = {"session": context.agreement.session, "round": context.round, "attempt": context.attempt}
-        name = _outbox_name(context)
+        name = outbox_name(context)
         if self._outbox.has(name):
             self._check_stored(context, self._outbox.get(name))
         else:
@@ -159,6 +170,7 @@ class ClientSession:
                     f"the upload of {self.name!r} for round {context.round} was stored and is gone; nothing was trained or charged; put "
                     "the outbox back, or leave this client out of the round"
                 )
+            self._check_ready(context)
             self._check_statement_fits(context)
             try:
                 self._outbox.put(name, self._new_upload(context, place))
@@ -170,8 +182,14 @@ class ClientSession:
 
     def _new_upload(self, context: RoundContext, place: Mapping[str, Any]) -> bytes:
         update = self._trainer.train(self._state.values, **place)
-        protected = protect(update, context, round_key=self.round_key(context), weight=self._trainer.weight)
+        protected = self._protect(update, context)
         return encode_upload(context, self._identity, protected.update, statement=self._state_head(context))
+
+    def _protect(self, update: Update[PlainVector], context: RoundContext) -> Protected:
+        return protect(update, context, round_key=self.round_key(context), weight=self._trainer.weight)
+
+    def _check_ready(self, context: RoundContext) -> None:
+        """For what must be there before a client trains."""
 
     def _state_head(self, context: RoundContext) -> bytes:
         peers = tuple(peer for peer in context.agreement.roster.names if peer != self.name)
@@ -197,7 +215,7 @@ class ClientSession:
 
     def _check_stored(self, context: RoundContext, data: bytes) -> None:
         try:
-            if decode_upload(data, context, self.round_key(context).key_id).sender != self.name:
+            if decode_upload(data, context, self.key_id(context)).sender != self.name:
                 raise InvalidMessageError
         except PrivFedError as error:
             raise DamagedFileError(
@@ -214,7 +232,7 @@ class ClientSession:
             PrivFedError: As `approval.approve`.
         """
         self.check_history(context)
-        name = _outbox_name(context)
+        name = outbox_name(context)
         if not self._outbox.has(name):
             raise OpeningRefusedError(f"{self.name!r} has uploaded nothing in round {context.round}; nothing was approved")
         upload = self._outbox.get(name)
@@ -222,11 +240,12 @@ class ClientSession:
             context,
             self._identity,
             digest,
-            key_id=self.round_key(context).key_id,
+            key_id=self.key_id(context),
             upload_hash=hash_message(upload),
             journal=self.journal,
             statement=upload_statement(upload, context),
             witness=lambda statements: self._countersign(context, statements),
+            answer=self._answer(context),
         )
 
     def scores(self) -> Mapping[str, float]:
@@ -245,6 +264,9 @@ class ClientSession:
     def encode_coefficients(self, context: RoundContext, digest: RoundDigest, coefficients: Sequence[int]) -> bytes:
         """The message that tells the server what it is to multiply by, and nothing else of the scores."""
         return encode_coefficients(context, self._identity, digest, coefficients)
+
+    def _answer(self, context: RoundContext) -> Answer | None:  # noqa: ARG002 (for subclasses)
+        return None
 
     def _countersign(self, context: RoundContext, statements: Mapping[str, bytes]) -> dict[str, bytes]:
         signed: dict[str, bytes] = {}
@@ -271,14 +293,14 @@ class ClientSession:
         statement = heads.statements.get(self.name)
         if statement is None:
             return
-        name = _outbox_name(context)
+        name = outbox_name(context)
         if self._outbox.has(name) and upload_statement(self._outbox.get(name), context) != statement:
             raise TamperedAggregateError
         self._trainer.check_head(statement, owner=self._identity.public, context=context.digest)
 
     def abort(self, context: RoundContext) -> bytes:
         """The message that tells the server that this client did not open the aggregate, and not why."""
-        return encode_abort(context, self._identity, self.round_key(context).key_id)
+        return encode_abort(context, self._identity, self.key_id(context))
 
     def keep_countersignatures(self, context: RoundContext, heads: SignedHeads) -> None:
         """Records in this client's ledger which peers countersigned its head in an opened round. One that is none is left out."""
@@ -334,10 +356,13 @@ class ClientSession:
             self._keys.erase_through(self._state.rounds[-1])
 
 
-def _check_agreed(agreement: Agreement, *, identity: Identity, trainer: Trainer, keys: "SharedKey | KeyChain", start: PlainVector) -> None:
+def _check_agreed(
+    agreement: Agreement, *, identity: Identity, trainer: Trainer, keys: "SharedKey | KeyChain | None", start: PlainVector
+) -> None:
     name = identity.name
     agreed = {
         "client": trainer.name == name,
+        "trust mode": (keys is None) is (agreement.trust is not None),
         "shared key": not isinstance(keys, KeyChain) or keys.belongs_to(agreement.session, agreement.roster.digest),
         "identity": identity.public in agreement.roster.clients,
         "start": start.digest == agreement.start,
@@ -366,5 +391,6 @@ def _check_complete(directory: Path, *, used: bool) -> None:
         )
 
 
-def _outbox_name(context: RoundContext) -> str:
+def outbox_name(context: RoundContext) -> str:
+    """Name of the file with the upload of an attempt."""
     return f"{context.agreement.session.hex()}-{context.round}-{context.attempt}"

@@ -1,9 +1,10 @@
 """The payloads of the messages of a round. Updates travel encrypted or not at all.
 
 SETUP      client -> server     nothing: the key id in the frame says it
-UPLOAD     client -> server     the head of the client's privacy ledger, the encrypted update, and its sealed tags
+UPLOAD     client -> server     the head of the client's privacy ledger, the encrypted update, and its sealed tags if keys are shared
 DIGEST     server -> clients    who takes part, with which coefficients, by which rule, hashes of the uploads; the heads
-APPROVAL   client -> server     the hash of the digest; a countersignature of the head of each other participant
+APPROVAL   client -> server     the hash of the digest; a countersignature of the head of each other participant; in `ThresholdKey` mode
+                                the sum of the client's shares
 AGGREGATE  server -> openers    the digest, the approvals, the abridged uploads, the encrypted sum: see `privfed.wire_aggregate`
 PRODUCTS   server -> openers    where a rule needs inner products: the digest, the approvals, masked products; see `privfed.wire_products`
 COEFFICIENTS client -> server   what the rule made of them
@@ -18,13 +19,20 @@ from privfed.agreement import DIGEST_BYTES, RoundContext
 from privfed.digest import COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError, RoundMismatchError
 from privfed.he.additive import CkksVector, check_chunk
-from privfed.he.params import KEY_ID_BYTES, SEALED_TAGS_BYTES
+from privfed.he.escrow import WholeVector, check_whole_chunk
+from privfed.he.params import KEY_ID_BYTES
+from privfed.he.threshold import OnePolynomialVector, unpack_polynomial
 from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import MAX_TEXT_BYTES, Kind, Reader, seal, unseal
+from privfed.trust import EscrowTrust
 from privfed.update import Update
 
 MAX_STATEMENT_BYTES = 1 << 20
 LENGTH_BYTES = 4
+UploadVector = CkksVector | OnePolynomialVector | WholeVector
+"""An encrypted update as it travels in an upload, by the trust mode of the session."""
+AnyUpdate = Update[CkksVector] | Update[OnePolynomialVector] | Update[WholeVector]
+
 _NO_HEADS: Mapping[str, bytes] = MappingProxyType({})
 _ABORT = b"abort"
 _MAX_ENTRY_BYTES = 1 + MAX_TEXT_BYTES + COEFFICIENT_BYTES + DIGEST_BYTES
@@ -51,7 +59,7 @@ def decode_setup(data: bytes, context: RoundContext) -> tuple[str, bytes]:
     return frame.sender, frame.key_id
 
 
-def encode_upload(context: RoundContext, identity: Identity, update: Update[CkksVector], *, statement: bytes = b"") -> bytes:
+def encode_upload(context: RoundContext, identity: Identity, update: AnyUpdate, *, statement: bytes = b"") -> bytes:
     """A client's encrypted update.
 
     Args:
@@ -66,31 +74,35 @@ def encode_upload(context: RoundContext, identity: Identity, update: Update[Ckks
             long, or one too many.
     """
     vector = cast("object", update.vector)  # the type says so already; this is for callers that do not check types
-    if not isinstance(vector, CkksVector):
+    if not isinstance(vector, UploadVector):
         raise TypeError(f"expected an update that is encrypted, got one that holds a {type(vector).__name__}; nothing was encoded")
     agreement = context.agreement
     if (update.sender, update.round) != (identity.name, context.round):
         raise ValueError(f"expected an update of {identity.name!r} for round {context.round}, got {update!r}")
-    if vector.layout != agreement.sent_layout or vector.params != agreement.params or not vector.fresh:
-        raise ValueError("expected a fresh vector with the layout and the parameters of the session, got another")
+    as_agreed = vector.layout == agreement.sent_layout and vector.params == agreement.params
+    if not as_agreed or not isinstance(vector, _kind_of_vector(context)) or (isinstance(vector, CkksVector) and not vector.fresh):
+        raise ValueError(
+            "expected a fresh vector with the layout and the parameters of the session, in the form of its trust mode, got another"
+        )
     if not _right_statement(statement, identity.name, context):
         raise ValueError(
             f"expected a statement of at most {MAX_STATEMENT_BYTES} bytes of whoever keeps an agreed ledger, and of nobody else; "
             f"got {len(statement)} bytes of {identity.name!r}"
         )
     head = statement + len(statement).to_bytes(LENGTH_BYTES, "big")
-    return seal(context, identity, Kind.UPLOAD, key_id=vector.key_id, payload=head, chunks=(*vector.chunks, vector.sealed_tags))
+    tags = vector.sealed_tags if isinstance(vector, CkksVector) else b""
+    return seal(context, identity, Kind.UPLOAD, key_id=vector.key_id, payload=head, chunks=(*vector.chunks, tags))
 
 
-def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[CkksVector]:
+def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[UploadVector]:
     """The encrypted update in an upload message, structurally checked.
 
     Raises:
         RoundMismatchError: If it is authentic and encrypted under another key than `key_id`.
         PrivFedError: As `message.unseal`.
     """
-    params, layout = context.agreement.params, context.agreement.sent_layout
-    update_size = params.chunks(layout) * params.fresh_chunk_bytes + SEALED_TAGS_BYTES
+    agreement, params, layout = context.agreement, context.agreement.params, context.agreement.sent_layout
+    update_size = params.chunks(layout) * agreement.upload_chunk_bytes + agreement.upload_tags_bytes
     most_statement = MAX_STATEMENT_BYTES if context.agreement.populations else 0
     frame = unseal(data, context, Kind.UPLOAD, max_payload=most_statement + LENGTH_BYTES + update_size)
     check_key(frame.sender, frame.key_id, key_id)
@@ -98,13 +110,33 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[C
     statement = reader.take(max(0, len(frame.payload) - update_size - LENGTH_BYTES))
     if reader.integer(LENGTH_BYTES) != len(statement) or not _right_statement(statement, frame.sender, context):
         raise InvalidMessageError
-    chunks = read_chunks(reader, context, params.fresh_chunk_bytes)
-    sealed_tags = reader.take(SEALED_TAGS_BYTES)
+    chunks = read_chunks(reader, context, agreement.upload_chunk_bytes)
+    sealed_tags = reader.take(agreement.upload_tags_bytes)
     reader.end()
-    for chunk in chunks:
-        check_chunk(chunk, params, fresh=True)
-    vector = CkksVector(layout=layout, params=params, key_id=key_id, chunks=chunks, fresh=True, sealed_tags=sealed_tags)
+    vector: UploadVector
+    if agreement.trust is None:
+        for chunk in chunks:
+            check_chunk(chunk, params, fresh=True)
+        vector = CkksVector(layout=layout, params=params, key_id=key_id, chunks=chunks, fresh=True, sealed_tags=sealed_tags)
+    elif isinstance(agreement.trust, EscrowTrust):
+        for chunk in chunks:
+            check_whole_chunk(chunk, params)
+        vector = WholeVector(layout=layout, params=params, key_id=key_id, chunks=chunks)
+    else:
+        for chunk in chunks:
+            unpack_polynomial(chunk, params)
+        vector = OnePolynomialVector(layout=layout, params=params, key_id=key_id, chunks=chunks)
     return Update(sender=frame.sender, round=context.round, vector=vector)
+
+
+def _kind_of_vector(context: RoundContext) -> type[UploadVector]:
+    match context.agreement.trust:
+        case None:
+            return CkksVector
+        case EscrowTrust():
+            return WholeVector
+        case _:
+            return OnePolynomialVector
 
 
 def check_upload(data: bytes, context: RoundContext, *, sender: str) -> None:
@@ -125,9 +157,10 @@ def upload_statement(data: bytes, context: RoundContext) -> bytes:
 
 def upload_chunk(length: int, context: RoundContext, index: int) -> slice:
     """Where chunk `index` stands in a verified upload message of `length` bytes, for servers that stream from disk."""
-    params = context.agreement.params
-    start = length - SIGNATURE_BYTES - SEALED_TAGS_BYTES - (params.chunks(context.agreement.sent_layout) - index) * params.fresh_chunk_bytes
-    return slice(start, start + params.fresh_chunk_bytes)
+    agreement = context.agreement
+    behind = (agreement.params.chunks(agreement.sent_layout) - index) * agreement.upload_chunk_bytes + agreement.upload_tags_bytes
+    start = length - SIGNATURE_BYTES - behind
+    return slice(start, start + agreement.upload_chunk_bytes)
 
 
 def encode_digest(context: RoundContext, identity: Identity, digest: RoundDigest, statements: Mapping[str, bytes] = _NO_HEADS) -> bytes:
@@ -186,7 +219,12 @@ def read_digest(data: bytes, context: RoundContext, key_id: bytes) -> tuple[Roun
 
 
 def encode_approval(
-    context: RoundContext, identity: Identity, digest: RoundDigest, countersignatures: Mapping[str, bytes] = _NO_HEADS
+    context: RoundContext,
+    identity: Identity,
+    digest: RoundDigest,
+    countersignatures: Mapping[str, bytes] = _NO_HEADS,
+    *,
+    answer: bytes = b"",
 ) -> bytes:
     """A participant's signature under a digest. Only `approval.approve` should ask for it.
 
@@ -195,14 +233,18 @@ def encode_approval(
         identity: The participant.
         digest: What it approves.
         countersignatures: 64 bytes for the head of each other participant that keeps a ledger, by name.
+        answer: The client's sum of shares for exactly the participants, if the trust mode has such.
 
     Raises:
-        ValueError: If the identity is no client of the roster, or there is not one countersignature for each.
+        ValueError: If the identity is no client of the roster, there is not one countersignature for each, or an answer is missing or
+            one too many.
     """
+    if len(answer) != context.agreement.answer_bytes:
+        raise ValueError(f"expected an answer of {context.agreement.answer_bytes} bytes in this trust mode, got {len(answer)}")
     owners = _ledger_owners(context, digest, identity.name)
     if set(countersignatures) != set(owners) or any(len(signature) != SIGNATURE_BYTES for signature in countersignatures.values()):
         raise ValueError(f"expected a countersignature of {SIGNATURE_BYTES} bytes for each of {list(owners)}")
-    payload = digest.digest(context) + b"".join(countersignatures[owner] for owner in owners)
+    payload = digest.digest(context) + b"".join(countersignatures[owner] for owner in owners) + answer
     return seal(context, identity, Kind.APPROVAL, key_id=digest.key_id, payload=payload)
 
 
@@ -218,15 +260,25 @@ def decode_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> 
 
 def read_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> tuple[str, Mapping[str, bytes]]:
     """What `decode_approval` gives, and the countersignature of each ledger's head, by owner. The latter are not verified."""
-    frame = unseal(data, context, Kind.APPROVAL, max_payload=DIGEST_BYTES + len(context.agreement.populations) * SIGNATURE_BYTES)
+    most_heads = len(context.agreement.populations) * SIGNATURE_BYTES
+    frame = unseal(data, context, Kind.APPROVAL, max_payload=DIGEST_BYTES + most_heads + context.agreement.answer_bytes)
     check_key(frame.sender, frame.key_id, digest.key_id)
     reader = Reader(frame.payload)
     approved = reader.take(DIGEST_BYTES)
     if approved != digest.digest(context):
         raise RoundMismatchError(f"{frame.sender!r} approved another digest; its message was dropped and nothing happened")
     countersignatures = {owner: reader.take(SIGNATURE_BYTES) for owner in _ledger_owners(context, digest, frame.sender)}
+    answer = reader.take(context.agreement.answer_bytes)
     reader.end()
+    if answer:
+        unpack_polynomial(answer, context.agreement.params)
     return frame.sender, countersignatures
+
+
+def approval_answer(data: bytes, context: RoundContext) -> bytes:
+    """The sum of shares in a verified approval message; empty if the trust mode has none."""
+    end = len(data) - SIGNATURE_BYTES
+    return bytes(data[end - context.agreement.answer_bytes : end])
 
 
 def encode_abort(context: RoundContext, identity: Identity, key_id: bytes) -> bytes:

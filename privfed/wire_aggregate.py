@@ -8,9 +8,29 @@ from privfed.digest import ABRIDGED_BYTES, COEFFICIENT_BYTES, COUNT_BYTES, Round
 from privfed.he.additive import CkksVector, SeededSum, check_chunk
 from privfed.he.codec import unpack_words
 from privfed.he.params import SEED_BYTES
+from privfed.he.threshold import OnePolynomialVector, unpack_polynomial
 from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
-from privfed.wire import LENGTH_BYTES, check_key, max_digest_payload, read_approval, read_chunks, read_digest
+from privfed.trust import ThresholdTrust
+from privfed.wire import LENGTH_BYTES, approval_answer, check_key, max_digest_payload, read_approval, read_chunks, read_digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SealedSum:
+    """An opened sum, encrypted to every client: what a key holder publishes. Public.
+
+    Args:
+        sealed: The content key for each client, by name, encrypted to it.
+        ciphertext: The sums, encrypted under the content key.
+    """
+
+    sealed: Mapping[str, bytes]
+    ciphertext: bytes
+
+
+EncryptedSum = CkksVector | SeededSum | OnePolynomialVector
+Total = EncryptedSum | SealedSum
+"""An encrypted sum as it travels, by the trust mode and the parameters of the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +57,16 @@ class OpenableAggregate:
         uploads: What the server says `digest.abridge` leaves of each participant's upload. Not compared with the digest yet.
         total: What the server says is the encrypted sum.
         heads: Of the participants' privacy ledgers.
+        answers: The sum of shares of each approver, by name; empty in trust modes that have none.
     """
 
     digest: RoundDigest
     coefficients: tuple[int, ...]
     approved_by: tuple[str, ...]
     uploads: tuple[bytes, ...]
-    total: CkksVector | SeededSum
+    total: Total
     heads: SignedHeads
+    answers: Mapping[str, bytes]
 
 
 def encode_aggregate(
@@ -54,7 +76,7 @@ def encode_aggregate(
     approvals: Sequence[bytes],
     *,
     uploads: Sequence[bytes],
-    total: CkksVector | SeededSum,
+    total: EncryptedSum,
     coefficients: Sequence[int] = (),
 ) -> bytes:
     """The encrypted sum, with the signed digest and the signed approvals that allow its opening, and what it is checked against.
@@ -64,15 +86,15 @@ def encode_aggregate(
         identity: The roster's server.
         digest_message: As `encode_digest` made it.
         approvals: Approval messages.
-        uploads: `digest.abridge` of the upload of each participant, in the digest's order.
+        uploads: `digest.abridge` of the upload of each participant, in the digest's order; none where uploads have no tags.
         total: The sum, with seeds where `params.seeded_sums`, else whole.
         coefficients: Of each participant, where the session is scored, so that the digest does not hold them.
 
     Raises:
         ValueError: If the identity is not the roster's server, or the sum is not of the kind that these parameters send.
     """
-    if isinstance(total, SeededSum) is not context.agreement.params.seeded_sums:
-        raise ValueError("expected a sum with seeds where the parameters say so, and a whole one elsewhere, got the other kind")
+    if not isinstance(total, _kind_of_total(context)):
+        raise ValueError("expected a sum of the kind that the trust mode and the parameters say, got the other kind")
     messages = b"".join(len(message).to_bytes(LENGTH_BYTES, "big") + message for message in (digest_message, *approvals))
     seeds = total.seeds if isinstance(total, SeededSum) else ()
     numbers = (coefficient.to_bytes(COEFFICIENT_BYTES, "big") for coefficient in coefficients)
@@ -90,37 +112,97 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
         PrivFedError: As `message.unseal`.
     """
     params, clients = context.agreement.params, len(context.agreement.roster.clients)
-    countersigned = len(context.agreement.populations) * SIGNATURE_BYTES
-    approvals_size = COUNT_BYTES + clients * (LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
-    digest_size = LENGTH_BYTES + MAX_FRAME_BYTES + max_digest_payload(context)
-    chunk_size = params.polynomial_bytes + clients * SEED_BYTES if params.seeded_sums else params.sum_chunk_bytes
+    chunk_size = _total_chunk_bytes(context) + (clients * SEED_BYTES if params.seeded_sums else 0)
     total_size = params.chunks(context.agreement.sent_layout) * chunk_size
     per_upload = ABRIDGED_BYTES + (COEFFICIENT_BYTES if context.agreement.scored else 0)
-    max_payload = approvals_size + digest_size + clients * per_upload + total_size
+    max_payload = max_approved_payload(context) + clients * per_upload + total_size
     frame = unseal(data, context, Kind.AGGREGATE, max_payload=max_payload)
     check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
-    count = reader.integer(COUNT_BYTES)
-    digest, statements = read_digest(reader.take(reader.integer(LENGTH_BYTES)), context, key_id)
-    approvals = [read_approval(reader.take(reader.integer(LENGTH_BYTES)), context, digest) for _ in range(count)]
+    approved = read_approved(reader, context, key_id)
+    digest = approved.digest
     scored = context.agreement.scored
     coefficients = tuple(reader.integer(COEFFICIENT_BYTES) for _ in digest.participants) if scored else digest.coefficients
-    uploads = tuple(reader.take(ABRIDGED_BYTES) for _ in digest.participants)
-    total = _read_total(reader, context, digest)
-    heads = SignedHeads(statements=statements, countersignatures=dict(approvals))
-    return OpenableAggregate(
+    uploads = tuple(reader.take(ABRIDGED_BYTES) for _ in digest.participants) if context.agreement.upload_tags_bytes else ()
+    return approved.openable(coefficients=coefficients, uploads=uploads, total=_read_total(reader, context, digest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approved:
+    """A digest, and who approved it: every signature was verified.
+
+    Args:
+        digest: What was announced.
+        approved_by: See `OpenableAggregate`.
+        heads: See `OpenableAggregate`.
+        answers: See `OpenableAggregate`.
+    """
+
+    digest: RoundDigest
+    approved_by: tuple[str, ...]
+    heads: SignedHeads
+    answers: Mapping[str, bytes]
+
+    def openable(self, *, coefficients: tuple[int, ...], uploads: tuple[bytes, ...], total: Total) -> OpenableAggregate:
+        """With what is to be opened."""
+        return OpenableAggregate(
+            digest=self.digest,
+            coefficients=coefficients,
+            approved_by=self.approved_by,
+            uploads=uploads,
+            total=total,
+            heads=self.heads,
+            answers=self.answers,
+        )
+
+
+def read_approved(reader: Reader, context: RoundContext, key_id: bytes) -> Approved:
+    """Takes the digest message and the approvals off the front of a payload.
+
+    Raises:
+        RoundMismatchError: If one is authentic and speaks of another key than `key_id`, or an approval is of another digest.
+        PrivFedError: As `message.unseal`.
+    """
+    count = reader.integer(COUNT_BYTES)
+    digest, statements = read_digest(reader.take(reader.integer(LENGTH_BYTES)), context, key_id)
+    messages = [reader.take(reader.integer(LENGTH_BYTES)) for _ in range(count)]
+    approvals = [read_approval(message, context, digest) for message in messages]
+    answers = {name: approval_answer(message, context) for (name, _), message in zip(approvals, messages, strict=True)}
+    return Approved(
         digest=digest,
-        coefficients=coefficients,
         approved_by=tuple(name for name, _ in approvals),
-        uploads=uploads,
-        total=total,
-        heads=heads,
+        heads=SignedHeads(statements=statements, countersignatures=dict(approvals)),
+        answers=answers if context.agreement.answer_bytes else {},
     )
 
 
-def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> CkksVector | SeededSum:
+def max_approved_payload(context: RoundContext) -> int:
+    """Most bytes that a digest message and the approvals take."""
+    agreement, clients = context.agreement, len(context.agreement.roster.clients)
+    countersigned = len(agreement.populations) * SIGNATURE_BYTES + agreement.answer_bytes
+    approvals_size = COUNT_BYTES + clients * (LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
+    return approvals_size + LENGTH_BYTES + MAX_FRAME_BYTES + max_digest_payload(context)
+
+
+def _kind_of_total(context: RoundContext) -> type[EncryptedSum]:
+    if isinstance(context.agreement.trust, ThresholdTrust):
+        return OnePolynomialVector
+    return SeededSum if context.agreement.params.seeded_sums else CkksVector
+
+
+def _total_chunk_bytes(context: RoundContext) -> int:
+    params = context.agreement.params
+    return params.sum_chunk_bytes if _kind_of_total(context) is CkksVector else params.polynomial_bytes
+
+
+def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> EncryptedSum:
     params, layout = context.agreement.params, context.agreement.sent_layout
-    chunks = read_chunks(reader, context, params.polynomial_bytes if params.seeded_sums else params.sum_chunk_bytes)
+    chunks = read_chunks(reader, context, _total_chunk_bytes(context))
+    if _kind_of_total(context) is OnePolynomialVector:
+        reader.end()
+        for chunk in chunks:
+            unpack_polynomial(chunk, params)
+        return OnePolynomialVector(layout=layout, params=params, key_id=digest.key_id, chunks=chunks)
     seeds = tuple(reader.take(SEED_BYTES * len(chunks)) for _ in digest.participants) if params.seeded_sums else ()
     reader.end()
     if params.seeded_sums:

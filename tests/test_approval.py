@@ -120,7 +120,7 @@ def test_a_digest_of_another_key_is_refused(joint: Any) -> None:
 
 
 def test_the_approval_is_recorded_before_it_is_signed(joint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(*_: object) -> bytes:
+    def crash(*_: object, **options: object) -> bytes:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,10 @@ from privfed.data.samples import Samples
 from privfed.dp.accounting import calibrate_noise_multiplier
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
+from privfed.he.escrow_secret import EscrowKey
+from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
+from privfed.he.threshold import ThresholdKey
 from privfed.training.compiled import CompiledSum, compile_sum
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate
@@ -92,7 +96,15 @@ class Federation:
         return rows.read(update, delta=DELTA)
 
 
-@pytest.fixture(params=[True], ids=["encrypted"])
+MODES: dict[str, Callable[[], dict[str, Any]]] = {
+    "SharedKey": lambda: {"keys": SharedKey.generate()},
+    "ThresholdKey": lambda: {"keys": ThresholdKey(clients=3, corrupted=0, dropouts=0), "params": CkksParams.threshold(clients=3)},
+    "EscrowKey": lambda: {"keys": EscrowKey.generate(), "params": CkksParams.escrow()},
+    "Plaintext": lambda: {"keys": Plaintext()},
+}
+
+
+@pytest.fixture(params=["SharedKey"])
 def federation(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Federation]:
     torch.set_num_threads(1)
     nobody = Samples(features=np.zeros((2, 1), dtype=np.float32), labels=np.zeros(2, dtype=np.int64), groups=None, columns=("a",))
@@ -102,8 +114,7 @@ def federation(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
             budget = Budget.unlimited(delta=DELTA)
             ledger = stack.enter_context(Ledger.open(tmp_path / f"{name}.ledger", population="canaries", budget=budget))
             clients.append(Client(name, nobody, training=mechanism(8.0), ledger=ledger))
-        keys = SharedKey.generate() if request.param else Plaintext()
-        yield Federation(consortium=Consortium(clients, keys=keys), monkeypatch=monkeypatch)
+        yield Federation(consortium=Consortium(clients, **MODES[request.param]()), monkeypatch=monkeypatch)
 
 
 @every_setting
@@ -135,6 +146,7 @@ def test_of_twenty_right_clients_one_is_flagged_at_most(epsilon: float, steps: i
     assert federation.reading(1, declared, actual=FAULTS["half the noise"]).faults
 
 
+@pytest.mark.parametrize("federation", MODES, indirect=True)
 def test_the_part_of_one_client_is_what_it_trained_on_the_grid(federation: Federation) -> None:
     declared = mechanism(8.0)
     rows, update = federation.canaries(0, declared)
@@ -216,8 +228,8 @@ def test_the_number_of_records_does_not_show_in_what_is_opened_and_a_client_that
     assert faults(1, lambda size: lambda right: replace(right, expected_batch_size=max(1, int(size * right.sample_rate))))
 
 
-@pytest.mark.parametrize("federation", [False], ids=["in the clear"], indirect=True)
-def test_a_consortium_without_encryption_is_audited_likewise(federation: Federation) -> None:
+@pytest.mark.parametrize("federation", ["ThresholdKey", "EscrowKey", "Plaintext"], indirect=True)
+def test_a_consortium_of_another_trust_mode_is_audited_likewise(federation: Federation) -> None:
     declared = mechanism(8.0)
     assert federation.reading(0, declared).faults == ()
     assert federation.reading(1, declared, actual=FAULTS["half the noise"]).faults

@@ -21,16 +21,22 @@ from privfed.errors import (
     RoundMismatchError,
 )
 from privfed.he.params import CkksParams
+from privfed.he.threshold import key_id as threshold_key_id
 from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity, Roster
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, write_text
 from privfed.update import Layout
 from privfed.wire import decode_abort, decode_approval, decode_digest, decode_setup, decode_upload, encode_abort, encode_setup
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_escrow import decode_request, encode_request
 from privfed.wire_products import decode_coefficients, decode_products
+from privfed.wire_shares import decode_relay, decode_share, encode_relay, encode_share, sealed_share_bytes
 
-# Those of scored rounds are refused in the sessions here; in their own they are tested in tests/test_scorer.py.
-SCORED = (Kind.PRODUCTS, Kind.COEFFICIENTS)
-KINDS = pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in SCORED], ids=lambda kind: kind.name)
+FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.SHARES, Kind.REQUEST)
+# Those of scored rounds are refused in the sessions here; in their own they are tested in tests/test_scorer.py. A key holder speaks in
+# sessions that have one: see tests/engines/test_escrow.py.
+ELSEWHERE = (Kind.PRODUCTS, Kind.COEFFICIENTS, Kind.OPENED)
+ALL = [kind for kind in Kind if kind not in ELSEWHERE]
+KINDS = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +61,15 @@ class Traffic:
             Kind.ABORT: lambda: decode_abort(data, context, self.key_id),
             Kind.PRODUCTS: lambda: decode_products(data, context, self.key_id),
             Kind.COEFFICIENTS: lambda: decode_coefficients(data, context, self.digest),
+            Kind.SHARE: lambda: decode_share(data, context),
+            Kind.SHARES: lambda: decode_relay(data, context),
+            Kind.REQUEST: lambda: decode_request(data, context, self.key_id),
         }
         return decoders[kind]()
+
+    def key_of(self, kind: Kind) -> bytes:
+        """Shares belong to no key that clients have in common, and name their round instead."""
+        return threshold_key_id(self.context.digest) if kind in (Kind.SHARE, Kind.SHARES) else self.key_id
 
     def resigned(self, kind: Kind, body: bytes, signer: Identity | None = None) -> bytes:
         return body + (signer or self.signers[kind]).sign(body)
@@ -72,6 +85,8 @@ def traffic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     key_id = joint.new_key().key_id
     announced = joint.server.close()
     bank = parties.clients["bank_00"]
+    approvals = [joint.approve(name, announced) for name in parties.clients]
+    share = encode_share(joint.context, bank, recipient="bank_01", sealed=bytes(sealed_share_bytes(joint.context)))
     return Traffic(
         context=joint.context,
         messages={
@@ -81,8 +96,11 @@ def traffic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             Kind.APPROVAL: joint.approve("bank_00", announced),
             Kind.AGGREGATE: aggregate,
             Kind.ABORT: encode_abort(joint.context, bank, key_id),
+            Kind.SHARE: share,
+            Kind.SHARES: encode_relay(joint.context, parties.server, {"bank_00": share}),
+            Kind.REQUEST: encode_request(joint.context, parties.server, announced, approvals, key_id=key_id),
         },
-        signers={kind: parties.server if kind in (Kind.DIGEST, Kind.AGGREGATE) else bank for kind in Kind},
+        signers={kind: parties.server if kind in FROM_SERVER else bank for kind in ALL},
         other_client=parties.clients["bank_01"],
         key_id=key_id,
         digest=decode_digest(announced, joint.context, key_id),
@@ -108,7 +126,8 @@ def test_a_message_has_the_bytes_that_the_format_says(traffic: Traffic) -> None:
         b"privfed\0\x01\x01" + bytes([len(name)]) + name + b"session of tests" + struct.pack(">II", 5, 2) + bytes(32)
         + b"".join(digests) + agreement.start
         + agreement.parts["weights"] + agreement.parts["rule"] + agreement.parts["policy"]
-        + agreement.parts["populations"] + agreement.parts["silo noise"] + agreement.parts["private weights"]
+        + agreement.parts["populations"] + agreement.parts["silo noise"]
+        + agreement.parts["private weights"] + agreement.parts["trust mode"]
         + traffic.key_id
         + bytes([len(versions)]) + versions + bytes(8)
     )  # fmt: skip
@@ -157,7 +176,7 @@ def test_a_message_with_another_senders_name_is_refused_whoever_signs_it(traffic
 
 @KINDS
 def test_a_client_cannot_speak_as_the_server_nor_the_server_as_a_client(traffic: Traffic, kind: Kind) -> None:
-    wrong = traffic.other_client if kind in (Kind.DIGEST, Kind.AGGREGATE) else traffic.signers[Kind.DIGEST]
+    wrong = traffic.other_client if kind in FROM_SERVER else traffic.signers[Kind.DIGEST]
     with pytest.raises(ValueError, match=f"pins for {kind.name}"):
         seal(traffic.context, wrong, kind, key_id=traffic.key_id, payload=b"")
     body = body_of(traffic.messages[kind])
@@ -169,7 +188,7 @@ def test_a_client_cannot_speak_as_the_server_nor_the_server_as_a_client(traffic:
 
 @KINDS
 def test_no_kind_passes_for_another(traffic: Traffic, kind: Kind) -> None:
-    for other in Kind:
+    for other in ALL:
         if other is kind:
             continue
         with pytest.raises(InvalidMessageError):
@@ -177,7 +196,8 @@ def test_no_kind_passes_for_another(traffic: Traffic, kind: Kind) -> None:
         relabelled = bytearray(body_of(traffic.messages[kind]))
         relabelled[len(b"privfed\0") + 1] = other
         for read_as in (kind, other):
-            with pytest.raises(InvalidMessageError):  # even when the sender itself signs the confusion
+            # Even when the sender itself signs the confusion. An authentic message about another key says so.
+            with pytest.raises(InvalidMessageError if traffic.key_of(kind) == traffic.key_of(other) else PrivFedError):
                 traffic.decode(read_as, traffic.resigned(kind, bytes(relabelled)))
 
 
@@ -193,13 +213,14 @@ def test_another_format_is_refused_even_when_signed(traffic: Traffic, kind: Kind
 @KINDS
 def test_a_payload_of_another_length_is_refused_even_when_signed(traffic: Traffic, kind: Kind) -> None:
     signer, whole = traffic.signers[kind], body_of(traffic.messages[kind])
-    header = len(body_of(seal(traffic.context, signer, kind, key_id=traffic.key_id, payload=b"")))
+    key_id = traffic.key_of(kind)
+    header = len(body_of(seal(traffic.context, signer, kind, key_id=key_id, payload=b"")))
     payload = whole[header:]
     for other in (payload + b"\0", payload[:-1]):
         if len(other) != len(payload) + 1 and not payload:
             continue
         with pytest.raises(InvalidMessageError):  # the header is honest about it
-            traffic.decode(kind, seal(traffic.context, signer, kind, key_id=traffic.key_id, payload=other))
+            traffic.decode(kind, seal(traffic.context, signer, kind, key_id=key_id, payload=other))
         with pytest.raises(InvalidMessageError):  # the header lies
             traffic.decode(kind, traffic.resigned(kind, whole[:header] + other))
 
@@ -220,10 +241,11 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
     monkeypatch.setattr(PublicIdentity, "verify", lambda self, body, signature: looked.append(signature))
     params, clients, owners = traffic.context.agreement.params, 3, len(traffic.context.agreement.populations)
     # What the layout, the parameters and the roster allow at most, counted from the format: not from the code.
-    frame = 8 + 2 + 16 + 8 + 11 * 32 + 16 + 2 * 256 + 8 + 64
+    frame = 8 + 2 + 16 + 8 + 12 * 32 + 16 + 2 * 256 + 8 + 64
     abridged, chunk = 32 + 92 + 64, params.polynomial_bytes + clients * 64
     digest = 256 + 4 + clients * (256 + 8 + 32 + 4) + owners * 2**20
     approval = 32 + owners * 64
+    share = frame + 256 + params.polynomial_bytes + 48
     largest = {
         Kind.SETUP: frame,
         Kind.UPLOAD: frame + (2**20 if owners else 0) + 4 + params.fresh_chunk_bytes + 92,
@@ -231,6 +253,9 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
         Kind.APPROVAL: frame + approval,
         Kind.AGGREGATE: frame + 4 + (4 + frame + digest) + clients * (4 + frame + approval + abridged) + chunk,
         Kind.ABORT: frame + 5,
+        Kind.SHARE: share,
+        Kind.SHARES: frame + 4 + clients * (256 + 4 + share),
+        Kind.REQUEST: frame + 4 + (4 + frame + digest) + clients * (4 + frame + approval),
     }[kind]
     padding = largest - len(traffic.messages[kind])
     assert padding >= SIGNATURE_BYTES
@@ -320,7 +345,7 @@ def test_every_refusal_of_hostile_bytes_has_the_same_text(traffic: Traffic) -> N
 def test_random_bytes_are_refused(traffic: Traffic) -> None:
     rng = np.random.default_rng(0)
     for size in (*range(80), 300, 1000, 40_000):
-        for kind in Kind:
+        for kind in ALL:
             for data in (rng.bytes(size), b"privfed\0\x01" + bytes([kind]) + rng.bytes(size)):
                 with pytest.raises(InvalidMessageError):
                     traffic.decode(kind, data)

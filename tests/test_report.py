@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import privfed.consortium as consortium_module
+from privfed.attacks.adversary import ADVERSARIES
 from privfed.audit.canaries import Canaries
 from privfed.audit.findings import Audit, Finding, Measured, Verdict
 from privfed.audit.run import run_audit
@@ -22,6 +23,7 @@ from privfed.dp.clipping import AdaptiveClipping
 from privfed.dp.mechanism import Budget, GaussianRelease, NonPrivateRelease
 from privfed.dp.statement import PrivacyStatement, Randomness
 from privfed.engines.local import simulate
+from privfed.he.escrow_secret import EscrowKey
 from privfed.he.secret import SharedKey
 from privfed.history import History
 from privfed.report.advice import advice
@@ -30,7 +32,7 @@ from privfed.report.figures import Line, compact, line_chart, nice_ceiling, stri
 from privfed.report.glossary import GLOSSARY
 from privfed.report.model import Report
 from privfed.report.promises import common
-from privfed.report.summary import _PARTIES, Exposure, Point, best_guess, certainty, exposed, readers, spent_words, verdict
+from privfed.report.summary import Exposure, Point, best_guess, certainty, exposed, readers, spent_words, verdict
 from privfed.report.tables import Held, compared, examples, finding_tone, gain_words, holdings, traffic
 from privfed.report.tone import Tone
 from privfed.report.write import html, markdown, write_report
@@ -860,8 +862,8 @@ def test_training_that_was_not_measured_is_not_said_to_be_as_declared(report: Re
 
 
 def test_every_kind_of_key_that_a_consortium_can_have_has_a_table_of_parties() -> None:
-    kinds = get_type_hints(Consortium, vars(consortium_module) | {"SharedKey": SharedKey})["keys"]
-    assert {kind.__name__ for kind in get_args(kinds)} == set(_PARTIES)
+    kinds = get_type_hints(Consortium, vars(consortium_module) | {"SharedKey": SharedKey, "EscrowKey": EscrowKey})["keys"]
+    assert {kind.__name__ for kind in get_args(kinds)} == set(ADVERSARIES)
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------------

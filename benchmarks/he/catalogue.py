@@ -15,6 +15,7 @@ class Contender:
 
 
 STANDARD, FLARE = "standard", "flare"
+THRESHOLD, ESCROW = "threshold-key", "escrow-key"
 _OUR_LIBRARIES = ("privfed", "tenseal", "numpy")
 
 CONTENDERS = (
@@ -23,6 +24,8 @@ CONTENDERS = (
     Contender(name="parity", module="benchmarks.he.ours", type_name="Parity", libraries=_OUR_LIBRARIES),
     Contender(name="compatible", module="benchmarks.he.ours", type_name="Compatible", libraries=_OUR_LIBRARIES),
     Contender(name="compatible-tenseal", module="benchmarks.he.tenseal_server", type_name="CompatibleTenseal", libraries=_OUR_LIBRARIES),
+    Contender(name=THRESHOLD, module="benchmarks.he.trust_modes", type_name="Threshold", libraries=_OUR_LIBRARIES),
+    Contender(name=ESCROW, module="benchmarks.he.trust_modes", type_name="Escrow", libraries=_OUR_LIBRARIES),
     # NVIDIA FLARE pins a TenSEAL that cannot read what ours writes.
     Contender(
         name=FLARE,

@@ -41,6 +41,11 @@ class Round:
         self._folder = folder
         self._names = tuple(f"client_{client:03}" for client in range(work.clients))
 
+    @classmethod
+    def params(cls, clients: int) -> CkksParams:
+        """Encryption parameters for so many clients."""
+        return CkksParams.from_profile(cls.profile, bound=BOUND, clients=clients)
+
     @cached_property
     def _context(self) -> RoundContext:
         return RoundContext(agreement=decode_agreement((self._folder / "agreement.json").read_text(encoding="utf-8")), round=0)
@@ -67,7 +72,7 @@ class Round:
         agreement = Agreement(
             session=secrets.token_bytes(16),
             roster=Roster(server=identities[_SERVER].public, clients=tuple(identities[name].public for name in self._names)),
-            params=CkksParams.from_profile(self.profile, bound=BOUND, clients=self._work.clients),
+            params=self.params(self._work.clients),
             layout=Layout(names=tuple(self._work.sizes), shapes=tuple((size,) for size in self._work.sizes.values())),
             start=bytes(32),
             weights=dict(zip(self._names, self._work.weights, strict=True)),

@@ -31,7 +31,8 @@ class Cost:
     """What one implementation takes. Seconds are the fewest, megabytes the most, of the repetitions.
 
     A client's seconds are those from its update to the bytes that it sends; `agreement_cpu_s` are those that it spends besides, to agree
-    with the others on keys and on what will be summed. An opener is a client that opens the sum.
+    with the others on keys and on what will be summed. An opener is a client that opens the sum; `holder_cpu_s` is what a separate key
+    holder takes, if there is one. Shares of keys, which do not grow with the model, are counted for themselves, in bytes.
     """
 
     name: str
@@ -47,6 +48,9 @@ class Cost:
     client_peak_mb: float
     server_peak_mb: float
     opener_peak_mb: float
+    shares_up: int
+    shares_down: int
+    holder_cpu_s: float
     max_error: float
     versions: dict[str, str]
 
@@ -140,9 +144,14 @@ class Bench:
         most = {role: max(cost["peak_megabytes"] for cost in costs) for role, costs in self._named(clients, servers, openers)}
         hashing = min(client["agreeing_cpu_seconds"] for client in clients)
         down = (self.folder / "result").stat().st_size
+        shares, holder = self.folder / "shares.json", self.folder / "holder.json"
+        shared = json.loads(shares.read_text()) if shares.exists() else {"up": 0, "down": 0, "in_result": 0}
         return {
             "bytes_up_per_parameter": size / self.work.params,
-            "bytes_down_per_parameter": down / self.work.params,
+            "bytes_down_per_parameter": (down - shared["in_result"]) / self.work.params,
+            "shares_up": shared["up"],
+            "shares_down": shared["down"],
+            "holder_cpu_s": json.loads(holder.read_text()) if holder.exists() else 0.0,
             **{f"{role}_cpu_s": seconds for role, seconds in fewest.items()},
             "agreement_cpu_s": hashing + (together + min(answers)) / self.work.clients,
             **{f"{role}_peak_mb": megabytes for role, megabytes in most.items()},

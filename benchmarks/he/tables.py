@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.he.catalogue import FLARE, OURS, STANDARD
+from benchmarks.he.catalogue import FLARE, OURS, STANDARD, THRESHOLD
 from benchmarks.he.runs import Cost, Missing
 
 _WIDTH = 220  # also where the output goes to a file
@@ -21,10 +21,13 @@ _WHOLE = 1.5  # bytes down per byte up: 1 as c0 and seeds, 2 if whole
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("B up", "bytes_up_per_parameter", ".2f"),
     ("B down", "bytes_down_per_parameter", ".2f"),
+    ("shares up", "shares_up", ",.0f"),
+    ("shares down", "shares_down", ",.0f"),
     ("client CPU s", "client_cpu_s", ".3f"),
     ("server CPU s", "server_cpu_s", ".3f"),
     ("agreement CPU s", "agreement_cpu_s", ".3f"),
     ("opener CPU s", "opener_cpu_s", ".3f"),
+    ("holder CPU s", "holder_cpu_s", ".3f"),
     ("client MB", "client_peak_mb", ".0f"),
     ("server MB", "server_peak_mb", ".0f"),
     ("opener MB", "opener_peak_mb", ".0f"),
@@ -67,6 +70,11 @@ def judge(results: Sequence[Cost | Missing]) -> list[Requirement]:
             if name in by_name:
                 params, up = by_name[name].params, by_name[name].bytes_up_per_parameter
                 require(f"{name}: bytes up per parameter", clients, up, most, at_most=True, params=params)
+        if THRESHOLD in by_name:
+            params = by_name[THRESHOLD].params
+            for direction in ("up", "down"):
+                measured = getattr(by_name[THRESHOLD], f"bytes_{direction}_per_parameter")
+                require(f"{THRESHOLD}: bytes {direction} per parameter, beside shares", clients, measured, 5.2, at_most=True, params=params)
         if STANDARD in by_name and FLARE in by_name:
             ours, theirs = by_name[STANDARD], by_name[FLARE]
             for field, least in (("bytes_up_per_parameter", 8), ("client_cpu_s", 4), ("server_cpu_s", 4), ("server_peak_mb", 5)):

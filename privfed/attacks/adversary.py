@@ -41,8 +41,37 @@ CLIENT_WITH_SERVER = Adversary(
 SHARED_KEY_ADVERSARIES = (SERVER, OUTSIDER, KEY_HOLDER, OTHER_CLIENT, CLIENT_WITH_SERVER)
 """Who is attacked in `SharedKey` mode, in which every client holds the key."""
 
+_WITHOUT_KEY = "gets every sum, and holds no key"
+
+THRESHOLD_KEY_ADVERSARIES = (
+    Adversary(name="the server, which learns every sum", runs_server=True, gets_model=True),
+    Adversary(name="an outsider who reads what travels to the server", taps_wire=True, gets_model=True),
+    Adversary(name=f"any client, which {_WITHOUT_KEY}", gets_model=True),
+    Adversary(name="a client without a key that also subtracts its own update", gets_model=True, trains=True),
+    Adversary(name="another client together with the server, and no key", runs_server=True, gets_model=True, trains=True),
+)
+"""Who is attacked in `ThresholdKey` mode: nobody holds a key, and whoever has the messages of a quorum has the sum."""
+
+ESCROW_KEY_ADVERSARIES = (
+    SERVER,
+    OUTSIDER,
+    Adversary(name=f"any client, which {_WITHOUT_KEY}", gets_model=True),
+    Adversary(name="a client without a key that also subtracts its own update", gets_model=True, trains=True),
+    Adversary(name="another client together with the server, and no key", runs_server=True, gets_model=True, trains=True),
+    Adversary(name="the key holder, if it does not keep to the protocol", taps_wire=True, holds_key=True, gets_model=True),
+)
+"""Who is attacked in `EscrowKey` mode: the key holder gets the uploads and could open each, and nobody else can open any."""
+
 PLAINTEXT_ADVERSARIES = (SERVER, KEY_HOLDER, OTHER_CLIENT)
 """Who is attacked in `Plaintext` mode, in which no message travels."""
+
+ADVERSARIES = {
+    "SharedKey": SHARED_KEY_ADVERSARIES,
+    "ThresholdKey": THRESHOLD_KEY_ADVERSARIES,
+    "EscrowKey": ESCROW_KEY_ADVERSARIES,
+    "Plaintext": PLAINTEXT_ADVERSARIES,
+}
+"""Who is attacked, by the name of the trust mode."""
 
 
 class Form(Enum):

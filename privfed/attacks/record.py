@@ -5,34 +5,46 @@ Only an auditor holds such a record. It is made from canary rows, never from any
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from privfed.agreement import RoundContext
 from privfed.attacks.adversary import Form, Holding
-from privfed.he.additive import weighted_sum
+from privfed.he import threshold
+from privfed.he.additive import CkksVector, weighted_sum
 from privfed.he.codec import dequantise, quantise
+from privfed.he.escrow import RunningSum, WholeVector
+from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.secret import RoundKey, SharedKey, open_sum
 from privfed.protect import round_key
+from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import Aggregate, PlainVector
 from privfed.wire import decode_approval, decode_digest, decode_setup, decode_upload
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_escrow import decode_opened, decode_request
+from privfed.wire_shares import decode_dealt_setup
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EncryptedRecord:
-    """An encrypted round as it ran. Secret: it contains the key.
+    """An encrypted round as it ran. Secret: it contains the key, or what was encrypted.
 
     Args:
         context: Agreement, round, attempt and history.
-        keys: The clients' shared key.
+        keys: The clients' shared key, or the key holder's; None in `ThresholdKey` mode, in which there is none.
+        updates: What each client trained, by name: in `ThresholdKey` mode nobody but this process has it.
         start: The model before the round.
         opened: What the clients opened.
         stored: Every file that the server keeps, by its path.
     """
 
     context: RoundContext
-    keys: SharedKey
+    keys: SharedKey | EscrowKey | None
+    updates: Mapping[str, PlainVector]
     start: PlainVector
     opened: Aggregate[PlainVector]
     stored: Mapping[str, bytes]
@@ -43,8 +55,18 @@ class EncryptedRecord:
         return self.context.agreement.params
 
     @cached_property
-    def _round_key(self) -> RoundKey:
-        return round_key(self.keys, self.context)
+    def _round_key(self) -> RoundKey | None:
+        return round_key(self.keys, self.context) if isinstance(self.keys, SharedKey) else None
+
+    @cached_property
+    def _key_id(self) -> bytes:
+        match self.context.agreement.trust:
+            case EscrowTrust() as trust:
+                return trust.key_id
+            case ThresholdTrust():
+                return threshold.key_id(self.context.digest)
+            case _:
+                return b"" if self._round_key is None else self._round_key.key_id
 
     @cached_property
     def files(self) -> tuple[tuple[str, Holding], ...]:
@@ -58,8 +80,23 @@ class EncryptedRecord:
 
     def _identify(self, path: str, data: bytes) -> tuple[str, Holding]:
         kind, _, sender = path.rpartition("/")[2].partition("-")
-        key_id, context = self._round_key.key_id, self.context
+        key_id, context, trust = self._key_id, self.context, self.context.agreement.trust
         match kind:
+            case "setup" if isinstance(trust, ThresholdTrust):
+                decode_dealt_setup(data, context)
+                what, form = f"shares of {sender}, each encrypted to one client", Form.CIPHERTEXT
+            case "approval" if isinstance(trust, ThresholdTrust):
+                decode_approval(data, context, decode_digest(self._message("digest"), context, key_id))
+                what, form = f"approval of {sender}, with its part in opening the sum", Form.NUMBERS
+            case "aggregate" if isinstance(trust, ThresholdTrust):
+                decode_aggregate(data, context, key_id)
+                what, form = "sum, with the answers of a quorum that open it", Form.OPENABLE
+            case "aggregate" if isinstance(trust, EscrowTrust):
+                decode_request(data, context, key_id)
+                what, form = "request to the key holder, with all approvals", Form.PUBLIC
+            case "opened" if isinstance(trust, EscrowTrust):
+                decode_opened(data, context, key_id)
+                what, form = "opened sum, encrypted to the clients", Form.CIPHERTEXT
             case "setup":
                 decode_setup(data, context)
                 what, form = f"setup message of {sender}", Form.PUBLIC
@@ -87,10 +124,25 @@ class EncryptedRecord:
         return next(data for path, data in self.stored.items() if path.rpartition("/")[2] == name)
 
     def update_of(self, client: str) -> PlainVector:
-        """Opens one client's upload, as whoever has its bytes and the key can: a sum of one is a sum."""
-        upload = decode_upload(self._message(f"upload-{client}"), self.context, self._round_key.key_id).vector
-        grid = open_sum(weighted_sum([upload], [1]), self._round_key, coefficients=(1,))
-        return PlainVector(layout=upload.layout, values=dequantise(grid, 1, self.params))
+        """One client's update on the grid: opened from its upload, as whoever has its bytes and the key can; where there is no key, known.
+
+        Where clients pre-scale, the public share that it was multiplied by is taken off again.
+        """
+        share = self.context.agreement.weighting.share(client)
+        values = self._grid_of(client, share) * self.params.step / float(share or 1)
+        return PlainVector(layout=self.context.agreement.layout, values=values)
+
+    def _grid_of(self, client: str, share: Fraction | None) -> NDArray[np.int64]:
+        if self.keys is None:
+            return quantise(self.updates[client].values, self.params, share)[0]
+        upload = decode_upload(self._message(f"upload-{client}"), self.context, self._key_id).vector
+        if isinstance(self.keys, EscrowKey) and isinstance(upload, WholeVector):
+            total = RunningSum(layout=upload.layout, params=self.params, key_id=self._key_id)
+            total.add(1, upload)
+            return self.keys.open_sum(total.total(), session=self.context.agreement.session, coefficients=(1,))
+        if self._round_key is None or not isinstance(upload, CkksVector):
+            raise ValueError("expected uploads under the key of the record, got others")
+        return open_sum(weighted_sum([upload], [1]), self._round_key, coefficients=(1,))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -12,7 +12,7 @@ from privfed.attacks.record import EncryptedRecord, PlaintextRecord, Record
 from privfed.he.secret import SECRET_BYTES
 from privfed.update import PlainVector
 
-_WIRE = ("setup", "upload", "digest", "approval", "aggregate")
+_WIRE = ("setup", "upload", "digest", "approval", "aggregate", "opened")
 _BYTES_PER_WEIGHT = 8
 
 

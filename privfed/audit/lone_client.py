@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from privfed.audit.rehearsal import rehearsal_keys
 from privfed.client import Client
-from privfed.consortium import Consortium, Plaintext
+from privfed.consortium import Consortium
 from privfed.data.samples import Samples
 from privfed.engines.local import Simulation
-from privfed.he.secret import SharedKey
 from privfed.training.loss import PerSampleLoss
 from privfed.training.mechanism import DpSgd, NonPrivate
 from privfed.training.model import layout_of
@@ -64,8 +64,8 @@ def lone_update(
         columns=data.columns,
     )
     others = [Client(other.name, nothing, training=_ZEROS) for other in consortium.clients if other.name != client.name]
-    params = replace(consortium.params, bound=_bound(client))
-    keys = SharedKey.generate() if consortium.encrypted else Plaintext()
+    keys, kept = rehearsal_keys(consortium, encrypted=consortium.encrypted, clients=1 + len(others))
+    params = replace(kept, bound=_bound(client))
     rehearsal = Consortium([replace(client, weight=1), *others], keys=keys, policy=consortium.policy, params=params, loss=loss)
     small = len(rehearsal.clients) * layout_of(module).size <= _SMALL and _MEMORY.is_dir()
     with (
@@ -75,7 +75,10 @@ def lone_update(
         history = simulation.run(rounds=1)
     coefficients = history.rounds[0].record.coefficients
     opened = (history.model.values - history.initial.values) * (sum(coefficients.values()) / coefficients[client.name])
-    return PlainVector(layout=history.initial.layout, values=np.rint(opened / params.step) * params.step)
+    # A client that pre-scales rounds its share of the update, so that the grid of the update is as much coarser.
+    share = simulation.agreement.weighting.share(client.name) if rehearsal.encrypted else None
+    step = params.step / float(share or 1)
+    return PlainVector(layout=history.initial.layout, values=np.rint(opened / step) * step)
 
 
 def _bound(client: Client) -> float:

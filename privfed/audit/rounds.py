@@ -14,6 +14,7 @@ from privfed.attacks.facts import Activation, BinaryLoss, GaussianNoise, Sgd, So
 from privfed.attacks.record import EncryptedRecord, PlaintextRecord, Record
 from privfed.attacks.views import RoundFacts
 from privfed.audit.canaries import Canaries
+from privfed.audit.rehearsal import rehearsal_keys
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
 from privfed.dp.ledger import Ledger
@@ -21,7 +22,7 @@ from privfed.dp.mechanism import Budget
 from privfed.engines.local import Simulation
 from privfed.errors import UnsupportedModelError
 from privfed.he.params import CkksParams
-from privfed.he.secret import SharedKey
+from privfed.he.threshold import ThresholdKey
 from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.scaffold import Scaffold
@@ -37,7 +38,7 @@ class Setting:
 
     Args:
         training: How each client trains.
-        encrypted: Whether updates travel encrypted, under a key that all clients share.
+        encrypted: Whether updates travel encrypted, in the consortium's trust mode.
     """
 
     training: TrainingMechanism
@@ -154,28 +155,28 @@ def hold_canary_round(
                 budget = Budget.unlimited(delta=1e-5)  # the rows are nobody's
                 ledger = stack.enter_context(Ledger.open(folder / f"{name}.ledger", population="canaries", budget=budget))
             clients.append(Client(name, made_up.samples(columns), training=setting.training, ledger=ledger))
-        keys = SharedKey.generate() if setting.encrypted else Plaintext()
+        keys, params = rehearsal_keys(consortium, encrypted=setting.encrypted, clients=len(clients))
         # In its first round SCAFFOLD corrects nothing.
         correction = None if isinstance(consortium.correction, Scaffold) else consortium.correction
-        rehearsal = Consortium(
-            clients, keys=keys, policy=consortium.policy, params=consortium.params, loss=consortium.loss, correction=correction
-        )
+        rehearsal = Consortium(clients, keys=keys, policy=consortium.policy, params=params, loss=consortium.loss, correction=correction)
         simulation = stack.enter_context(Simulation(rehearsal, model, directory=folder / "run" if setting.encrypted else None))
         history = simulation.run(rounds=1)
         coefficients = history.rounds[0].record.coefficients
-        grid = (history.model.values - history.initial.values) * sum(coefficients.values()) / consortium.params.step
+        divisor = float(simulation.agreement.weighting.divisor(list(coefficients)) if setting.encrypted else sum(coefficients.values()))
+        grid = (history.model.values - history.initial.values) * divisor / params.step
         opened = Aggregate(
             round=0,
-            vector=PlainVector(layout=history.initial.layout, values=np.rint(grid) * consortium.params.step / sum(coefficients.values())),
+            vector=PlainVector(layout=history.initial.layout, values=np.rint(grid) * params.step / divisor),
             coefficients=coefficients,
         )
+        updates = {name: update.vector for name, update in simulation.updates.items()}
         if isinstance(keys, Plaintext):
-            updates = {name: update.vector for name, update in simulation.updates.items()}
-            return PlaintextRecord(params=consortium.params, start=history.initial, opened=opened, updates=updates)
+            return PlaintextRecord(params=params, start=history.initial, opened=opened, updates=updates)
         server = simulation.server_folder
         return EncryptedRecord(
             context=RoundContext(agreement=simulation.agreement, round=0),
-            keys=keys,
+            keys=None if isinstance(keys, ThresholdKey) else keys,
+            updates=updates if isinstance(keys, ThresholdKey) else {},
             start=history.initial,
             opened=opened,
             stored={str(path.relative_to(server)): path.read_bytes() for path in sorted(server.rglob("*")) if path.is_file()},

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from privfed.attacks.adversary import PLAINTEXT_ADVERSARIES, SERVER, SHARED_KEY_ADVERSARIES, Adversary
+from privfed.attacks.adversary import ADVERSARIES, SERVER, Adversary
 from privfed.attacks.facts import TableSchema
 from privfed.attacks.observation import CiphertextOnly, NotApplicable
 from privfed.attacks.scoring import advantage, interval
@@ -128,7 +128,7 @@ def run_audit(
 
 def _looks(consortium: Consortium, *, rows: int) -> tuple[_Look, ...]:
     """Who looks at what, grouped by setting: the consortium's own protection first, then the controls."""
-    parties = SHARED_KEY_ADVERSARIES if consortium.encrypted else PLAINTEXT_ADVERSARIES
+    parties = ADVERSARIES[consortium.mode]
     audited = audited_setting(consortium, rows=rows)
     looks = [_Look(setting=audited, adversary=party, party=party.name, control=False) for party in parties]
     control = control_setting(consortium.params, rows=rows, encrypted=consortium.encrypted)

@@ -3,19 +3,25 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privfed.agreement import RoundContext
 from privfed.client import Trainer
+from privfed.consortium import is_escrow
 from privfed.engines.site import Site
 from privfed.engines.spawned import SpawnedServer
 from privfed.errors import CohortError, DamagedFileError
+from privfed.escrow import EscrowHolder
+from privfed.escrow_session import EscrowSession
+from privfed.he.threshold import ThresholdKey
 from privfed.round import Participant, RoundRecord, RoundServer, Stage, check_same_model, run_round
 from privfed.server import Server
 from privfed.session import ClientSession
+from privfed.threshold_session import ThresholdSession
 from privfed.update import Aggregate, PlainVector
 
 if TYPE_CHECKING:
+    from privfed.he.escrow_secret import EscrowKey
     from privfed.he.secret import SharedKey
 
 
@@ -30,7 +36,7 @@ class EncryptedRounds:
 
     Args:
         site: The run's folder.
-        keys: The clients' shared key.
+        keys: The clients' shared key, how many of them open together, or the key holder's key.
         trainers: Each client's training, by name.
         initial: Weights from which the run starts.
         separate_server: Whether the server is a process of its own.
@@ -41,28 +47,32 @@ class EncryptedRounds:
         self,
         *,
         site: Site,
-        keys: "SharedKey",
+        keys: "SharedKey | ThresholdKey | EscrowKey",
         trainers: Mapping[str, Trainer],
         initial: PlainVector,
         separate_server: bool,
         stack: ExitStack,
     ) -> None:
         self._site = site
-        self.participants = {
-            name: Participant(
-                ClientSession(
-                    trainer=trainers[name],
-                    identity=identity,
-                    agreement=site.agreement,
-                    keys=keys,
-                    start=initial,
-                    directory=site.client(name),
-                )
-            )
-            for name, identity in site.clients.items()
-        }
-        for participant in self.participants.values():
-            stack.callback(participant.session.close)
+        self.participants: dict[str, Participant] = {}
+        for name, identity in site.clients.items():
+            terms: dict[str, Any] = {"trainer": trainers[name], "identity": identity, "agreement": site.agreement}
+            place: dict[str, Any] = {"start": initial, "directory": site.client(name)}
+            session: ClientSession
+            if isinstance(keys, ThresholdKey):
+                session = ThresholdSession(**terms, party=site.parties[name], **place)
+            elif is_escrow(keys):
+                session = EscrowSession(**terms, party=site.parties[name], **place)
+            else:
+                shared: dict[str, Any] = {"keys": keys}
+                session = ClientSession(**terms, **shared, **place)
+            stack.callback(session.close)
+            self.participants[name] = Participant(session)
+        self.holder = (
+            EscrowHolder(identity=site.holder, key=keys, agreement=site.agreement, directory=site.holder_folder)
+            if site.holder is not None and is_escrow(keys)
+            else None
+        )
         self.spawned = (
             stack.enter_context(SpawnedServer(agreement=site.agreement, identity_path=site.server_identity_path, spool=site.spool))
             if separate_server
@@ -76,13 +86,13 @@ class EncryptedRounds:
         """The weights at the client that has opened the most rounds."""
         return max((participant.session.state for participant in self.participants.values()), key=lambda state: len(state.rounds)).values
 
-    def context(self, number: int) -> RoundContext:
+    def context(self, number: int, *, attempt: int = 0) -> RoundContext:
         """The context of the next round."""
-        return RoundContext(agreement=self._site.agreement, round=number, history=self._history)
+        return RoundContext(agreement=self._site.agreement, round=number, attempt=attempt, history=self._history)
 
     def was_held(self, number: int, selected: Sequence[str], record: RoundRecord) -> None:
         """Takes note of a round that was held, now or before a restart."""
-        self._opened.append(_Opened(context=self.context(number), selected=tuple(selected)))
+        self._opened.append(_Opened(context=self.context(number, attempt=record.attempt), selected=tuple(selected)))
         self._history = bytes.fromhex(record.history)
 
     def hold(
@@ -99,7 +109,7 @@ class EncryptedRounds:
         """
         answering = {name: client for name, client in self.participants.items() if silent.get(name) is not Stage.SETUP}
         behind = [name for name, client in answering.items() if not self._catch_up(client)]
-        context = self.context(number)
+        context = self._attempt(number, selected)
         check_same_model([participant.session for participant in self.participants.values()])
         record = run_round(
             server=self._server(context, selected),
@@ -107,11 +117,25 @@ class EncryptedRounds:
             context=context,
             selected=[name for name in selected if name not in behind],
             silent=silent,
+            holder=self.holder,
         )
         check_same_model([participant.session for participant in self.participants.values()])
         self.was_held(number, selected, record)
         opened = [client.opened for client in self.participants.values() if client.opened is not None]
         return record, next((aggregate for aggregate in opened if aggregate.round == number), None)
+
+    def _attempt(self, number: int, selected: Sequence[str]) -> RoundContext:
+        """The attempt at a round that can be held: a client that was restarted between its setup and its upload needs a new one.
+
+        Not once the digest is announced: then everybody in it has uploaded.
+        """
+        context = self.context(number)
+        sessions = [participant.session for participant in self.participants.values()]
+        while any(isinstance(session, ThresholdSession) and session.key_lost(context) for session in sessions):
+            if self._server(context, selected).participants():
+                break
+            context = self.context(number, attempt=context.attempt + 1)
+        return context
 
     def _catch_up(self, client: Participant) -> bool:
         """Opens the rounds that a client missed, in their order; False if the server has lost one of them."""
@@ -120,7 +144,7 @@ class EncryptedRounds:
                 server = self._server(missed.context, missed.selected)
                 try:
                     products = server.products() if missed.context.agreement.scored else b""
-                    data = server.aggregate()
+                    data = server.result()
                 except (CohortError, DamagedFileError):
                     return False
                 if products:

@@ -25,6 +25,10 @@ class Tag(IntEnum):
     PRODUCTS = 14
     RECEIVE_COEFFICIENTS = 15
     COEFFICIENTS = 16
+    RELAY = 17
+    STORED_UPLOAD = 18
+    OPENED = 19
+    RESULT = 20
     DONE = 100
     REFUSED = 101
 

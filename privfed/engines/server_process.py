@@ -9,7 +9,15 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":  # before the imports below, so that they cannot load any of it either
-    for _module in ("torch", "opacus", "privfed.he.secret", "privfed.he.product_secret", "privfed.he._seal_secret"):
+    for _module in (
+        "torch",
+        "opacus",
+        "privfed.he.secret",
+        "privfed.he.product_secret",
+        "privfed.he.threshold_secret",
+        "privfed.he.escrow_secret",
+        "privfed.he._seal_secret",
+    ):
         if _module in sys.modules:
             raise ImportError(f"{_module} was loaded before the server began")
         sys.modules[_module] = None  # pyright: ignore[reportArgumentType] # importing it raises ImportError from here on
@@ -35,6 +43,8 @@ def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:
             return server.receive_setup(payload).encode()
         case Tag.START_UPLOADS:
             return json.dumps(server.start_uploads()).encode()
+        case Tag.RELAY:
+            return server.relay(payload.decode())
         case Tag.UPLOAD:
             return server.receive_upload(payload).encode()
         case Tag.CLOSE:
@@ -49,6 +59,13 @@ def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:
             return json.dumps(server.coefficients()).encode()
         case Tag.AGGREGATE:
             return server.aggregate()
+        case Tag.STORED_UPLOAD:
+            return server.upload(payload.decode())
+        case Tag.OPENED:
+            server.receive_opened(payload)
+            return b""
+        case Tag.RESULT:
+            return server.result()
         case Tag.ABORT:
             return server.receive_abort(payload).encode()
         case Tag.RECEIVED_BYTES:

@@ -7,18 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privfed.agreement import SESSION_BYTES, Agreement, decode_agreement, encode_agreement
-from privfed.consortium import Consortium
+from privfed.consortium import Consortium, is_escrow
 from privfed.engines.run_log import RunLog, damaged
 from privfed.errors import AgreementMismatchError, DamagedFileError
 from privfed.files import FolderLock, is_bookkeeping, make_folder, sweep
+from privfed.he.threshold import ThresholdKey
 from privfed.identity import Identity, Roster
+from privfed.keys.party import ENCRYPTION, Party
 from privfed.spool import Spool
+from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import PlainVector
 
 if TYPE_CHECKING:
+    from privfed.he.escrow_secret import EscrowKey
     from privfed.he.secret import SharedKey
 
 SERVER_NAME = "server"
+HOLDER_NAME = "key_holder"
 _TERMS = "terms.json"
 _LOG = "rounds.jsonl"
 _IDENTITY = "identity.pem"
@@ -33,7 +38,7 @@ class Site:
     Args:
         root: Folder of this run and no other.
         consortium: Who trains together, and how.
-        keys: The clients' shared key.
+        keys: The clients' shared key, how many of them open together, or the key holder's key.
         initial: Weights from which the run starts.
 
     Raises:
@@ -43,11 +48,12 @@ class Site:
         ValueError: If a client has the server's name.
     """
 
-    def __init__(self, root: Path, *, consortium: Consortium, keys: "SharedKey", initial: PlainVector) -> None:
+    def __init__(self, root: Path, *, consortium: Consortium, keys: "SharedKey | ThresholdKey | EscrowKey", initial: PlainVector) -> None:
         self.root = root
         names = [client.name for client in consortium.clients]
-        if SERVER_NAME in names:
-            raise ValueError(f"expected no client with the name {SERVER_NAME!r}, which is the server's; nothing was changed")
+        for taken, whose in ((SERVER_NAME, "server's"), (HOLDER_NAME, "key holder's")):
+            if taken in names:
+                raise ValueError(f"expected no client with the name {taken!r}, which is the {whose}; nothing was changed")
         make_folder(root)
         if not (root / _TERMS).exists():
             _check_unused(root)
@@ -58,7 +64,9 @@ class Site:
             self.close()
             raise
 
-    def _meet(self, names: Sequence[str], *, consortium: Consortium, keys: "SharedKey", initial: PlainVector) -> None:
+    def _meet(
+        self, names: Sequence[str], *, consortium: Consortium, keys: "SharedKey | ThresholdKey | EscrowKey", initial: PlainVector
+    ) -> None:
         files = Spool(self.root)
         stored, key = self._terms() if files.has(_TERMS) else (None, "")
         if stored is not None and (missing := [name for name in names if not self.client(name).is_dir()]):
@@ -69,8 +77,25 @@ class Site:
             sweep(folder)
         self.server = _identity(self.server_identity_path, SERVER_NAME, new=stored is None)
         self.clients = {name: _identity(self.client(name) / _IDENTITY, name, new=stored is None) for name in names}
+        self.parties: dict[str, Party] = {}
+        self.holder: Identity | None = None
+        session = secrets.token_bytes(SESSION_BYTES) if stored is None else stored.session
+        fingerprint, trust = "" if isinstance(keys, ThresholdKey) else keys.fingerprint, None
+        encryption_keys: dict[str, bytes] = {}
+        if isinstance(keys, ThresholdKey) or is_escrow(keys):
+            self.parties = {name: _party(identity, self.client(name), new=stored is None) for name, identity in self.clients.items()}
+            encryption_keys = {name: party.public.encryption_key for name, party in self.parties.items()}
+        if isinstance(keys, ThresholdKey):
+            trust = ThresholdTrust(key=keys, encryption_keys=encryption_keys)
+        elif is_escrow(keys):
+            make_folder(self.holder_folder)
+            self.holder = _identity(self.holder_folder / _IDENTITY, HOLDER_NAME, new=stored is None)
+            # Every public key is another encryption of zero: the run goes on with the one that was agreed.
+            agreed = stored.trust if stored is not None and isinstance(stored.trust, EscrowTrust) else None
+            public_key = keys.public_key(session=session, params=consortium.params) if agreed is None else agreed.public_key
+            trust = EscrowTrust(holder=self.holder.public, public_key=public_key, encryption_keys=encryption_keys)
         self.agreement = Agreement(
-            session=secrets.token_bytes(SESSION_BYTES) if stored is None else stored.session,
+            session=session,
             roster=Roster(server=self.server.public, clients=tuple(identity.public for identity in self.clients.values())),
             params=consortium.params,
             layout=initial.layout,
@@ -83,12 +108,13 @@ class Site:
             private_weights=consortium.private_weights,
             validator=consortium.validator,
             server_optimizer=consortium.server_optimizer,
+            trust=trust,
         )
         if stored is None:
-            files.put(_TERMS, json.dumps({"agreement": encode_agreement(self.agreement), "key": keys.fingerprint}).encode())
+            files.put(_TERMS, json.dumps({"agreement": encode_agreement(self.agreement), "key": fingerprint}).encode())
         elif differing := [
             *(part for part, digest in stored.parts.items() if digest != self.agreement.parts[part]),
-            *(["shared key"] if key != keys.fingerprint else []),
+            *(["shared key"] if key != fingerprint else []),
         ]:
             raise AgreementMismatchError(
                 f"the folder {self.root.name!r} holds a run with another {' and another '.join(differing)}; nothing was changed; "
@@ -116,6 +142,11 @@ class Site:
         return self.root / "server" / _IDENTITY
 
     @property
+    def holder_folder(self) -> Path:
+        """The key holder's own folder."""
+        return self.root / HOLDER_NAME
+
+    @property
     def spool(self) -> Path:
         """Folder in which the server keeps messages."""
         return self.root / "server" / "spool"
@@ -132,7 +163,7 @@ class Site:
 def _check_unused(root: Path) -> None:
     """A folder without terms may hold identities, and what a crash left before anything was used; and nothing else."""
     for path in root.rglob("*"):
-        if not path.is_dir() and path.name != _IDENTITY and not is_bookkeeping(path):
+        if not path.is_dir() and path.name not in {_IDENTITY, ENCRYPTION} and not is_bookkeeping(path):
             raise DamagedFileError(
                 f"the folder {root.name!r} holds {path.name} and no {_TERMS}, so it cannot be told what run it belongs to; nothing was "
                 f"changed; put {_TERMS} back, or choose a new folder"
@@ -148,3 +179,10 @@ def _identity(path: Path, name: str, *, new: bool) -> Identity:
         return Identity.load(path, name=name)
     except ValueError as error:
         raise damaged(path) from error
+
+
+def _party(identity: Identity, folder: Path, *, new: bool) -> Party:
+    try:
+        return Party.of(identity, folder, new=new)
+    except ValueError as error:
+        raise damaged(folder / ENCRYPTION) from error

@@ -85,6 +85,10 @@ class SpawnedServer:
         """See `Server.start_uploads`."""
         return tuple(json.loads(self._ask(Tag.START_UPLOADS)))
 
+    def relay(self, name: str) -> bytes:
+        """See `Server.relay`."""
+        return self._ask(Tag.RELAY, name.encode())
+
     def receive_upload(self, data: bytes) -> str:
         """See `Server.receive_upload`."""
         return self._ask(Tag.UPLOAD, data).decode()
@@ -112,6 +116,18 @@ class SpawnedServer:
     def aggregate(self) -> bytes:
         """See `Server.aggregate`."""
         return self._ask(Tag.AGGREGATE)
+
+    def upload(self, name: str) -> bytes:
+        """See `Server.upload`."""
+        return self._ask(Tag.STORED_UPLOAD, name.encode())
+
+    def receive_opened(self, data: bytes) -> None:
+        """See `Server.receive_opened`."""
+        self._ask(Tag.OPENED, data)
+
+    def result(self) -> bytes:
+        """See `Server.result`."""
+        return self._ask(Tag.RESULT)
 
     def receive_abort(self, data: bytes) -> str:
         """See `Server.receive_abort`."""

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
 from privfed.he import _seal_public
-from privfed.he._seal_bytes import coefficients_header, members_of_each, write_plaintext
+from privfed.he._seal_bytes import coefficients_header, members_of_each, write_ciphertext, write_plaintext
 
 KEY_SEED_BYTES = 64
 
@@ -95,15 +95,23 @@ def transform(ring: _seal_public.Ring) -> Generator[Transform]:
 @cache
 def _decryptors_at_constants(ring: _seal_public.Ring) -> tuple[seal.Decryptor, seal.Decryptor]:
     """What decrypts under the polynomials 0 and 1."""
+    size = ring.poly_modulus_degree
+    return _decryptor(ring, np.zeros(size, np.uint64)), _decryptor(ring, np.ones(size, np.uint64))
 
-    def decryptor(constant: int) -> seal.Decryptor:
-        key = seal.SecretKey()
-        with _seal_public.memory_path() as path:
-            Path(path).write_bytes(write_plaintext(ring.form(1.0), np.full(ring.poly_modulus_degree, constant, np.uint64)))
-            key.load(ring.context, path)
-        return seal.Decryptor(ring.context, key)
 
-    return decryptor(0), decryptor(1)
+def _decryptor(ring: _seal_public.Ring, words: NDArray[np.uint64]) -> seal.Decryptor:
+    """What decrypts under the polynomial with these words, of shape (N,) in NTT form."""
+    key = seal.SecretKey()
+    with _seal_public.memory_path() as path:
+        Path(path).write_bytes(write_plaintext(ring.form(1.0), words))
+        key.load(ring.context, path)
+    return seal.Decryptor(ring.context, key)
+
+
+def _decrypted(ring: _seal_public.Ring, decryptor: seal.Decryptor, words: NDArray[np.uint64]) -> NDArray[np.complex128]:
+    plain = seal.Plaintext()
+    decryptor.decrypt(_seal_public.load_sum(ring, words), plain)
+    return np.array(ring.encoder.decode_complex(plain), np.complex128)
 
 
 @final
@@ -175,9 +183,7 @@ class RingKey(Secret):
         Raises:
             InvalidMessageError: If it is not a valid ciphertext.
         """
-        plain = seal.Plaintext()
-        self._decryptor.decrypt(_seal_public.load_sum(self._ring, words), plain)
-        return np.array(self._ring.encoder.decode_complex(plain), np.complex128)
+        return _decrypted(self._ring, self._decryptor, words)
 
     def decrypt_product(self, words: NDArray[np.uint64]) -> tuple[int, NDArray[np.complex128]]:
         """The constant coefficient of the polynomial inside a sum of products, exactly, and its values at SEAL's slots, roughly.
@@ -206,3 +212,50 @@ class RingKey(Secret):
         if 2 * constant > ring.modulus:
             constant -= ring.modulus
         return constant, np.array(ring.encoder.decode_complex(plain), np.complex128)
+
+
+@final
+class SumKey(Secret):
+    """A sum of ternary secret keys of a ring: it decrypts sums of ciphertexts, and nothing else.
+
+    Args:
+        ring: A ring of one prime.
+        words: The sum in NTT form, of shape (N,), every word below the modulus.
+    """
+
+    __slots__ = ("_decryptor", "_ring")
+
+    def __init__(self, ring: _seal_public.Ring, words: NDArray[np.uint64]) -> None:
+        self._ring = ring
+        self._decryptor = _decryptor(ring, words)
+
+    def decrypt_unrounded(self, words: NDArray[np.uint64]) -> NDArray[np.complex128]:
+        """See `RingKey.decrypt_unrounded`."""
+        return _decrypted(self._ring, self._decryptor, words)
+
+
+def encrypt_to(
+    ring: _seal_public.Ring, public_key: NDArray[np.uint64], batches: Iterable[NDArray[np.int64]]
+) -> Iterator[NDArray[np.uint64]]:
+    """Encrypts polynomials to a public key, with fresh randomness from the operating system.
+
+    Args:
+        ring: A ring of one prime.
+        public_key: An encryption of zero under the secret key: words of both polynomials, of shape (2 N,).
+        batches: Coefficients of a few polynomials at a time, of shape (k, N), below half of the modulus in absolute value. Private.
+
+    Yields:
+        Of each the words of both polynomials, of shape (2 N,).
+    """
+    key = seal.PublicKey()
+    with _seal_public.memory_path() as path:
+        Path(path).write_bytes(write_ciphertext(ring.form(1.0), public_key))
+        key.load(ring.context, path)
+    encryptor = seal.Encryptor(ring.context, key)
+    with transform(ring) as plaintexts:
+        for numbers in batches:
+            for plaintext in plaintexts(numbers):
+                ciphertext = seal.Ciphertext()
+                encryptor.encrypt(plaintext, ciphertext)
+                words, _ = _seal_public.ciphertext_members(_seal_public.members(_seal_public.saved(ciphertext)), ring, seeded=False)
+                yield words

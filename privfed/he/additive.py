@@ -176,6 +176,12 @@ def _check_summands(vectors: Sequence[CkksVector], coefficients: Sequence[int]) 
         raise ValueError(f"expected one coefficient for each vector, got {len(coefficients)} for {len(vectors)}")
     if not vectors:
         raise ValueError("expected at least one vector, got none")
+    for vector in vectors:
+        if not isinstance(vector, CkksVector):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers without a type checker
+            raise TypeError(
+                f"expected vectors of two polynomials, which take coefficients, got a {type(vector).__name__}; nothing was added; what was "
+                "encrypted under ThresholdKey is only added up"
+            )
     first = vectors[0]
     check_coefficients(coefficients, first.params)
     for vector in vectors:

@@ -17,14 +17,14 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Self
 
 from privfed.errors import InsufficientCapacityError
 from privfed.he import _seal_public
-from privfed.he.profiles import COMPACT, COMPATIBLE, PARITY, PROFILES, STANDARD, Profile
+from privfed.he.profiles import COMPACT, COMPATIBLE, ESCROW, PARITY, PROFILES, STANDARD, THRESHOLD, Profile
 from privfed.update import Layout
 
 KEY_ID_BYTES = 16
@@ -36,6 +36,7 @@ SEALED_TAGS_BYTES = 12 + 4 * 8 + 32 + 16
 FRESH_NOISE = 21
 FRESH_NOISE_VARIANCE = FRESH_NOISE / 2
 
+_ASYMMETRIC_DEVIATIONS = 10
 _UNIT_ROUNDOFF = 2.0**-53
 # Far from underflow and overflow, so that the error of every scaling is relative.
 _LARGEST_NUMBER = 2**62
@@ -78,6 +79,8 @@ class CkksParams:
             ring is then the last level of TenSEAL's usual chain of 60, 40 and 40 bits.
         seeded_sums: Whether a sum travels as c0 and the seeds of the uploads in it, from which each opener regenerates c1: half
             the bytes, and one expansion per upload.
+        asymmetric: Whether clients encrypt to a public key. Their noise then has no worst case that is of use, and room is left for ten
+            standard deviations of it.
 
     Raises:
         ValueError: If a value is out of its range, the modulus is not the prime that this SEAL creates, or SEAL's table does
@@ -101,6 +104,7 @@ class CkksParams:
     prescaled: bool
     slots: bool
     seeded_sums: bool
+    asymmetric: bool = False
 
     def __post_init__(self) -> None:
         for name in ("poly_modulus_degree", "modulus", "weight_sum", "guard_bits", "amplitude"):
@@ -109,9 +113,11 @@ class CkksParams:
                 raise ValueError(f"expected {name} to be a positive int below 2^62, got another {type(value).__name__}")
         if self.guard_bits > 62:
             raise ValueError(f"expected at most 62 guard_bits, got {self.guard_bits}")
-        for name in ("prescaled", "slots", "seeded_sums"):
+        for name in ("prescaled", "slots", "seeded_sums", "asymmetric"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"expected {name} to be True or False, got {getattr(self, name)!r}")
+        if self.asymmetric and (self.slots or self.seeded_sums):
+            raise ValueError("expected no slots and no seeded sums where clients encrypt to a public key: there are no seeds")
         # SEAL's encoder takes values up to a quarter of the modulus. With four or more of them in a sum, one is far below; and a
         # client that pre-scales holds at most half of the weights, see `largest_point`.
         least = 2 if self.prescaled else 4
@@ -154,13 +160,33 @@ class CkksParams:
         return cls.from_profile(COMPATIBLE, bound=bound, clients=clients)
 
     @classmethod
-    def from_profile(cls, profile: Profile, *, bound: float, clients: int | None = None) -> Self:
+    def threshold(cls, *, clients: int, bound: float = 1.0) -> Self:
+        """For `ThresholdKey`: one 40-bit prime, pre-scaled by the clients, one polynomial, 5.00 bytes per parameter up and down.
+
+        The proof is the same as for two polynomials. What is added to the sum of c_i = m_i + e_i - a s_i before the decoder sees it is
+        a times the sum of the s_i, exactly, modulo the prime: so the noise is the sum of the e_i, at most 21 each, and neither the
+        number of the secrets in their sum nor its size adds to it.
+        """
+        return replace(cls.from_profile(THRESHOLD, bound=bound, clients=clients), seeded_sums=False)
+
+    @classmethod
+    def escrow(cls, *, bound: float = 1.0, weight_sum: int = 256) -> Self:
+        """For `EscrowKey`: one 54-bit prime, coefficients up to `weight_sum` in sum, 14 bytes up per parameter, and 23 bits at 256.
+
+        Raises:
+            InsufficientCapacityError: If coefficients of that sum leave no room for a grid.
+        """
+        return cls.from_profile(replace(ESCROW, weight_sum=weight_sum), bound=bound, asymmetric=True)
+
+    @classmethod
+    def from_profile(cls, profile: Profile, *, bound: float, clients: int | None = None, asymmetric: bool = False) -> Self:
         """Parameters of a profile, with the fewest guard bits and the largest amplitude, up to 2^23 - 1, that are proven to fit.
 
         Args:
             profile: Row of the table.
             bound: Public bound on the absolute value of a coordinate.
             clients: Number of clients in the roster. A profile that pre-scales needs it; for the others, left out, they are few.
+            asymmetric: Whether clients encrypt to a public key.
 
         Raises:
             ValueError: If the bound is out of its range, the number of clients is missing, or SEAL refuses the profile.
@@ -178,7 +204,8 @@ class CkksParams:
             if amplitude < 1:
                 break
             largest_sum = _largest_sum(weight_sum, amplitude, prescaled=prescaled)
-            if worst_case_noise(degree, weight_sum, guard_bits, largest_sum, slots=profile.slots) < 2 ** (guard_bits - 1):
+            noise = worst_case_noise(degree, weight_sum, guard_bits, largest_sum, slots=profile.slots, asymmetric=asymmetric)
+            if noise < 2 ** (guard_bits - 1):
                 return cls(
                     poly_modulus_degree=degree,
                     modulus=modulus,
@@ -188,7 +215,8 @@ class CkksParams:
                     bound=bound,
                     prescaled=prescaled,
                     slots=profile.slots,
-                    seeded_sums=not profile.slots and few,
+                    seeded_sums=not profile.slots and few and not asymmetric,
+                    asymmetric=asymmetric,
                 )
         raise InsufficientCapacityError(f"the profile {profile.name!r} leaves no room for a grid; nothing was encrypted")
 
@@ -283,7 +311,19 @@ class CkksParams:
     @property
     def noise(self) -> float:
         """Worst-case absolute difference between a decoded number of a sum and its grid point, in units of 2^-guard_bits."""
-        return worst_case_noise(self.poly_modulus_degree, self.weight_sum, self.guard_bits, self.largest_sum, slots=self.slots)
+        return worst_case_noise(
+            self.poly_modulus_degree,
+            self.weight_sum,
+            self.guard_bits,
+            self.largest_sum,
+            slots=self.slots,
+            asymmetric=self.asymmetric,
+        )
+
+    @property
+    def fresh_noise_variance(self) -> float:
+        """Variance of the encryption noise of one coefficient of one ciphertext."""
+        return asymmetric_noise_variance(self.poly_modulus_degree) if self.asymmetric else FRESH_NOISE_VARIANCE
 
     @property
     def moduli(self) -> tuple[int, ...]:
@@ -327,10 +367,10 @@ class CkksParams:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 over every parameter and the major and minor version of SEAL and TenSEAL, 32 bytes."""
-        state = hashlib.sha256(b"privfed ckks parameters v2")
+        state = hashlib.sha256(b"privfed ckks parameters v3")
         for value in (self.poly_modulus_degree, self.modulus, self.word_bytes, self.weight_sum, self.guard_bits, self.amplitude):
             state.update(value.to_bytes(8, "big"))
-        state.update(bytes((self.prescaled, self.slots, self.seeded_sums)))
+        state.update(bytes((self.prescaled, self.slots, self.seeded_sums, self.asymmetric)))
         state.update(struct.pack(">d", self.bound))
         for version in (_seal_public.seal_version(), _seal_public.tenseal_version()):
             minor = ".".join(version.split(".")[:2]).encode()
@@ -348,7 +388,18 @@ def _largest_sum(weight_sum: int, amplitude: int, *, prescaled: bool) -> int:
     return amplitude + weight_sum // 2 if prescaled else weight_sum * amplitude
 
 
-def worst_case_noise(poly_modulus_degree: int, weight_sum: int, guard_bits: int, largest_sum: int, *, slots: bool) -> float:
+def asymmetric_noise_variance(poly_modulus_degree: int) -> float:
+    """Variance of a coefficient of e u + e0 + e1 s, the noise of encryption to a public key.
+
+    The key (-(a s + e), a) is multiplied by a ternary u, and e0 and e1 are added to it; decryption multiplies the second by s. Two products
+    of N terms each, of a ternary number, whose mean square is 2/3, and one of SEAL's noise; and one noise more.
+    """
+    return (2 * poly_modulus_degree * 2 / 3 + 1) * FRESH_NOISE_VARIANCE
+
+
+def worst_case_noise(
+    poly_modulus_degree: int, weight_sum: int, guard_bits: int, largest_sum: int, *, slots: bool, asymmetric: bool = False
+) -> float:
     """Worst case over all inputs and all randomness of |decoded number - its grid point * 2^guard_bits|.
 
     A fresh coefficient is off by the encryption noise (at most 21) and the rounding of the encoder (1/2), a slot by at most N
@@ -356,7 +407,14 @@ def worst_case_noise(poly_modulus_degree: int, weight_sum: int, guard_bits: int,
     most the relative error times N numbers of 2^guard_bits * largest_sum, and of decoding a sum of less than one grid step more.
     The largest error of one number is at most the Euclidean norm of all. Only slots go through the encoder; coefficients are encoded
     exactly, and use less than their room.
+
+    Of encryption to a public key the worst case is thousands of times what ever happens. Ten standard deviations stand in its place: a
+    coefficient is beyond them with a probability of about 2 exp(-50) < 2^-71, by the central limit, and the round is then refused or, at
+    one coordinate, off by a step.
     """
-    fresh = (FRESH_NOISE + 0.5) * (poly_modulus_degree if slots else 1)
+    if asymmetric:
+        fresh = _ASYMMETRIC_DEVIATIONS * math.sqrt(asymmetric_noise_variance(poly_modulus_degree)) + 0.5
+    else:
+        fresh = (FRESH_NOISE + 0.5) * (poly_modulus_degree if slots else 1)
     roundoff = transform_roundoff(poly_modulus_degree) * math.sqrt(poly_modulus_degree)
     return weight_sum * fresh + roundoff * 2**guard_bits * (2 * largest_sum + 1)

@@ -66,6 +66,7 @@ class ProductParams(CkksParams):
             "prescaled": False,
             "slots": True,
             "seeded_sums": False,
+            "asymmetric": False,
         }
         for name, value in expected.items():
             if type(getattr(self, name)) is not type(value) or getattr(self, name) != value:
@@ -115,7 +116,7 @@ class ProductParams(CkksParams):
         return cls.exact(bound=bound)
 
     @classmethod
-    def from_profile(cls, profile: Profile, *, bound: float, clients: int | None = None) -> Self:  # noqa: ARG003
+    def from_profile(cls, profile: Profile, *, bound: float, clients: int | None = None, asymmetric: bool = False) -> Self:  # noqa: ARG003
         """There are no profiles of products.
 
         Raises:

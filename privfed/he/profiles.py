@@ -26,5 +26,9 @@ PARITY = Profile(name="parity", poly_modulus_degree=4096, modulus_bits=32, weigh
 COMPACT = Profile(name="compact", poly_modulus_degree=4096, modulus_bits=40, weight_sum=256)
 STANDARD = Profile(name="standard", poly_modulus_degree=4096, modulus_bits=54, weight_sum=4096)
 COMPATIBLE = Profile(name="compatible", poly_modulus_degree=8192, modulus_bits=60, weight_sum=None, slots=True)
+# For one polynomial per chunk (`he.threshold`): five bytes a word, and room for thousands of clients on the finest grid.
+THRESHOLD = Profile(name="threshold", poly_modulus_degree=4096, modulus_bits=40, weight_sum=None)
+# For encryption to a public key (`he.escrow`), whose noise takes seven bits more than 54 leave at the weights of `standard`.
+ESCROW = Profile(name="escrow", poly_modulus_degree=4096, modulus_bits=54, weight_sum=256)
 # Fewest bytes first: `CkksParams.for_clients` takes the first that fits.
 PROFILES = (PARITY, COMPACT, STANDARD, COMPATIBLE)

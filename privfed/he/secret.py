@@ -7,7 +7,7 @@ so publishing it says nothing about the key.
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, final
@@ -27,7 +27,7 @@ from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive
 from privfed.he.additive import CkksVector, SeededSum, check_coefficients
 from privfed.he.codec import gather, pack_words, spread, unpack_words
-from privfed.he.params import FRESH_NOISE_VARIANCE, KEY_ID_BYTES, SEED_BYTES, CkksParams, transform_roundoff
+from privfed.he.params import KEY_ID_BYTES, SEED_BYTES, CkksParams, transform_roundoff
 from privfed.he.product_params import ProductParams
 from privfed.he.sketch import arranged, restored
 from privfed.he.tags import TAG_SECRET_BYTES, TagKey, Tags
@@ -300,20 +300,42 @@ def open_sum(vector: CkksVector, round_key: RoundKey, *, coefficients: Sequence[
         raise ParametersMismatchError("the round key was made for other parameters; nothing was decrypted")
     if vector.key_id != round_key.key_id:
         raise RoundMismatchError("the vector names another round key; nothing was decrypted")
+    ring_key = round_key._ring_key  # pyright: ignore[reportPrivateUsage]
+    decrypted = (ring_key.decrypt_unrounded(unpack_words(chunk, params)) for chunk in vector.chunks)
+    grid_sum = grid_points(decrypted, vector.layout, params, coefficients=coefficients)
+    return restored(grid_sum, seed=vector.key_id) if isinstance(params, ProductParams) and params.sketch else grid_sum
+
+
+def grid_points(
+    decrypted: Iterable[NDArray[np.complex128]], layout: Layout, params: CkksParams, *, coefficients: Sequence[int]
+) -> NDArray[np.int64]:
+    """Rounds a decrypted sum to the grid, if every chunk is what a sum with these coefficients is; else refuses.
+
+    Args:
+        decrypted: Of each chunk the values at SEAL's slots, noise included, of shape (N / 2,).
+        layout: Layout of the vector.
+        params: Parameters of the round.
+        coefficients: What each upload in the sum was multiplied by.
+
+    Returns:
+        Weighted sums of grid points, of shape (layout.size,).
+
+    Raises:
+        DecryptionError: If a chunk does not hold what it should.
+    """
     largest = params.amplitude + len(coefficients) // 2 if params.prescaled else params.amplitude * sum(coefficients)
     size = params.chunk_coordinates
-    opened = np.zeros(len(vector.chunks) * size, np.int64)
-    for index, chunk in enumerate(vector.chunks):
-        raw = gather(round_key._ring_key.decrypt_unrounded(unpack_words(chunk, params)), params)  # pyright: ignore[reportPrivateUsage]
+    opened = np.zeros(params.chunks(layout) * size, np.int64)
+    for index, values in enumerate(decrypted):
+        raw = gather(values, params)
         points = np.rint(raw / 2**params.guard_bits)
         in_range = np.abs(points).max() <= largest
         if not in_range or not _is_residual_of(raw - points * 2**params.guard_bits, coefficients, params):
             raise DecryptionError(f"chunk {index} does not hold the sum: wrong key, other coefficients, or corrupted; nothing was opened")
         opened[index * size : (index + 1) * size] = points.astype(np.int64)
-    if opened[vector.layout.size :].any():
+    if opened[layout.size :].any():
         raise DecryptionError("the last chunk does not end where the layout does: corrupted, or another layout; nothing was opened")
-    grid_sum = opened[: vector.layout.size]
-    return restored(grid_sum, seed=vector.key_id) if isinstance(params, ProductParams) and params.sketch else grid_sum
+    return opened[: layout.size]
 
 
 def _is_residual_of(residual: NDArray[np.float64], coefficients: Sequence[int], params: CkksParams) -> bool:
@@ -327,7 +349,7 @@ def _is_residual_of(residual: NDArray[np.float64], coefficients: Sequence[int], 
     and decoding add at most three times their relative error times the largest sum. Under a wrong key the residual is uniform
     and its mean square beyond all of that.
     """
-    variance = FRESH_NOISE_VARIANCE * (params.poly_modulus_degree / 2 if params.slots else 1)
+    variance = params.fresh_noise_variance * (params.poly_modulus_degree / 2 if params.slots else 1)
     expected = math.sqrt(variance * sum(coefficient**2 for coefficient in coefficients))
     largest = params.largest_sum if params.prescaled else params.amplitude * sum(coefficients)
     slack = 3 * transform_roundoff(params.poly_modulus_degree) * 2**params.guard_bits * largest

@@ -18,7 +18,8 @@ SEALED_OVERHEAD_BYTES = 48
 """By how much a sealed secret is longer: the encapsulated key, 32 bytes, and the tag, 16."""
 
 PUBLIC_LINE = "public.txt"
-_SIGNING, _ENCRYPTION = "identity.pem", "encryption.pem"
+ENCRYPTION = "encryption.pem"
+_SIGNING = "identity.pem"
 _MOST_BYTES = 10_000
 # RFC 9180, base mode: the sender is authenticated by its signature.
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
@@ -46,10 +47,7 @@ class Party(Secret):
         party = cls(identity=Identity.generate(name), encryption_key=X25519PrivateKey.generate())
         folder.mkdir(mode=0o700)
         party._identity.save(folder / _SIGNING)
-        pem = party._encryption_key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        create(folder / _ENCRYPTION, pem)
+        _save_key(party._encryption_key, folder / ENCRYPTION)
         create(folder / PUBLIC_LINE, f"{party.public.line}\n".encode())
         return party
 
@@ -66,21 +64,39 @@ class Party(Secret):
         if not isinstance(public, Member):
             raise KeyRefusedError(f"{public.name!r} is a server, which neither gives nor gets a key; nothing was done")
         identity = Identity.load(folder / _SIGNING, name=public.name)
-        if not (folder / _ENCRYPTION).exists():
-            raise ValueError(f"{_ENCRYPTION} is missing in {folder}; nothing was done; put it back from where it is kept")
-        pem = read_private(folder / _ENCRYPTION, most=_MOST_BYTES)
-        try:
-            key = serialization.load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
-            key = None  # what exactly is wrong with a private key is nobody's business
-        if not isinstance(key, X25519PrivateKey):
-            raise ValueError(f"expected an X25519 private key without a password in {_ENCRYPTION}, got something else")
-        party = cls(identity=identity, encryption_key=key)
+        party = cls.of(identity, folder)
         if party.public != public:
             raise ValueError(
                 f"expected {PUBLIC_LINE} to name the keys that lie beside it, got others; take the folder from where it was made"
             )
         return party
+
+    @classmethod
+    def of(cls, identity: Identity, folder: Path, *, new: bool = False) -> Self:
+        """The keys of an identity that is known already, and of the decryption key in a folder.
+
+        Args:
+            identity: Its signing key.
+            folder: Where the decryption key is kept, mode 0600.
+            new: Whether to make one from the operating system's entropy if there is none.
+
+        Raises:
+            PermissionError: If others than the owner may read the key.
+            ValueError: If it is missing, or the file holds something else.
+        """
+        path = folder / ENCRYPTION
+        if new and not path.exists():
+            _save_key(X25519PrivateKey.generate(), path)
+        if not path.exists():
+            raise ValueError(f"{ENCRYPTION} is missing in {folder}; nothing was done; put it back from where it is kept")
+        pem = read_private(path, most=_MOST_BYTES)
+        try:
+            key = serialization.load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            key = None  # what exactly is wrong with a private key is nobody's business
+        if not isinstance(key, X25519PrivateKey):
+            raise ValueError(f"expected an X25519 private key without a password in {ENCRYPTION}, got something else")
+        return cls(identity=identity, encryption_key=key)
 
     @property
     def public(self) -> Member:
@@ -106,6 +122,11 @@ class Party(Secret):
             return _SUITE.decrypt(sealed, self._encryption_key, info=info)
         except (InvalidTag, ValueError):
             raise InvalidMessageError from None
+
+
+def _save_key(key: X25519PrivateKey, path: Path) -> None:
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    create(path, pem)
 
 
 def seal(secret: bytes, recipient: Member, *, info: bytes) -> bytes:

@@ -5,6 +5,7 @@ import math
 from privfed.audit.findings import Verdict
 from privfed.consortium import Plaintext
 from privfed.he.secret import SharedKey
+from privfed.he.threshold import ThresholdKey
 from privfed.report.model import Report
 from privfed.report.summary import STRONG_EPSILON, Point, best_guess, listed
 from privfed.report.tone import Tone
@@ -73,6 +74,18 @@ def _protection(report: Report) -> list[Point]:
             "run the server that no client controls, and that keeps what it stores from all of them."
         )
         points.append(Point(tone=Tone.CAUTION, lead="Keep the server apart from the clients.", text=text))
+    if history.mode == ThresholdKey.__name__:
+        text = (
+            "In this trust mode the server learns the sum of every round, and so does whoever reads what travels to it. It is as good as "
+            "the noise in the updates."
+        )
+        points.append(Point(tone=Tone.CAUTION, lead="Count the server among those who know the model.", text=text))
+    if history.mode == "EscrowKey":
+        text = (
+            "In this trust mode the key holder gets every upload and could open each, if it did not keep to the protocol. Let a party hold "
+            "the key whom every client would show its update."
+        )
+        points.append(Point(tone=Tone.CAUTION, lead="Choose the key holder with care.", text=text))
     return points
 
 

@@ -18,7 +18,11 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("clipping norm", "What each record's part in a training step is cut down to before noise is added."),
     ("update", "How training at one client changed the model. Without protection, records can be read from it."),
     ("aggregate, sum", "The weighted mean of the clients' updates: what is opened in a round, and makes the next model."),
-    ("trust mode", "Who holds the key. SharedKey: every client, never the server. Plaintext: there is no encryption."),
+    (
+        "trust mode",
+        "Who holds the key. SharedKey: every client, never the server. EscrowKey: one key holder, beside clients and server. ThresholdKey: "
+        "nobody; so many clients open a sum together, and the server learns it. Plaintext: there is no encryption.",
+    ),
     (
         "canary",
         "A made-up record that is attacked in place of a real one, so that success can be measured, and shown.",

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
 
-from privfed.attacks.adversary import PLAINTEXT_ADVERSARIES, SHARED_KEY_ADVERSARIES, Adversary
+from privfed.attacks.adversary import ADVERSARIES, Adversary
 from privfed.audit.findings import Audit, Finding, Measured, Verdict
 from privfed.consortium import Plaintext
-from privfed.he.secret import SharedKey
 from privfed.report.checks import control_check
 from privfed.report.model import Report
 from privfed.report.tone import Tone
@@ -18,7 +17,6 @@ from privfed.training.mechanism import DpSgd
 STRONG_EPSILON, REASONABLE_EPSILON = 1.0, 10.0
 """Up to the first a promise is called strong, up to the second reasonable: tiers 1 and 2 of Ponomareva et al., 2023, arXiv:2303.00654."""
 
-_PARTIES = {SharedKey.__name__: SHARED_KEY_ADVERSARIES, Plaintext.__name__: PLAINTEXT_ADVERSARIES}
 _EVERY_UPDATE = "every client's update"
 
 
@@ -74,9 +72,9 @@ def exposed(report: Report) -> tuple[Exposed, ...]:
         ValueError: If the trust mode is one that has no threat model here.
     """
     mode = report.history.mode
-    if mode not in _PARTIES:
-        raise ValueError(f"expected a trust mode out of {', '.join(_PARTIES)}, got {mode!r}; nothing was reported")
-    return tuple(_exposed(report, adversary) for adversary in _PARTIES[mode])
+    if mode not in ADVERSARIES:
+        raise ValueError(f"expected a trust mode out of {', '.join(ADVERSARIES)}, got {mode!r}; nothing was reported")
+    return tuple(_exposed(report, adversary) for adversary in ADVERSARIES[mode])
 
 
 def _exposed(report: Report, adversary: Adversary) -> Exposed:

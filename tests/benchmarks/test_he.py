@@ -37,8 +37,7 @@ def largest_error(name: str) -> float:
     """What an implementation may be off by: half a step of the grid for each rounding, or noise at the scale that it has."""
     made = type_of(name)
     if issubclass(made, Round):
-        params = CkksParams.from_profile(made.profile, bound=BOUND, clients=WORK.clients)
-        return params.max_error
+        return made.params(WORK.clients).max_error
     # float32: each of the products and sums rounds by 2^-24 of at most the bound times all weights. TenSEAL: noise of 22 for each of
     # the coefficients in a slot, 8192 at most, under a scale of 2^40; the weights are rounded at the same scale.
     return BOUND * 2 * WORK.clients * 2.0**-24 if name == "float32" else 2 * 22 * 8192 * 2.0**-40

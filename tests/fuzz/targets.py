@@ -32,6 +32,7 @@ from privfed.he.params import CkksParams
 from privfed.he.product import MaskedProducts
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey, encrypt
+from privfed.he.threshold import key_id
 from privfed.identity import SIGNATURE_BYTES, Identity, Roster
 from privfed.keys.chain import KeyChain
 from privfed.keys.party import Party
@@ -55,10 +56,16 @@ from privfed.wire import (
     encode_upload,
 )
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_escrow import decode_request, encode_request
 from privfed.wire_products import decode_coefficients, decode_products, encode_coefficients, encode_products
+from privfed.wire_shares import decode_relay, decode_share, encode_relay, encode_share, sealed_share_bytes
 
 CORPUS = Path(__file__).parent / "corpus"
 LARGEST = 40_000
+
+# What a key holder publishes exists in sessions that have one: tests/engines/test_escrow.py.
+FUZZED = tuple(kind for kind in Kind if kind is not Kind.OPENED)
+_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS, Kind.SHARES, Kind.REQUEST)
 
 
 class HostileBytesAcceptedError(AssertionError):
@@ -100,8 +107,7 @@ class Session:
         # The same people under a rule that looks at inner products: two kinds of messages exist there alone.
         scored = replace(agreement, params=ProductParams.exact(), rule=MultiKrum(byzantine=0, keep=3), populations={})
         self.scored = RoundContext(agreement=scored, round=3)
-        from_server = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS)
-        self.signers = {kind: self.server if kind in from_server else self.banks[0] for kind in Kind}
+        self.signers = {kind: self.server if kind in _FROM_SERVER else self.banks[0] for kind in FUZZED}
 
     def context_of(self, kind: Kind) -> RoundContext:
         return self.scored if kind in (Kind.PRODUCTS, Kind.COEFFICIENTS) else self.context
@@ -148,6 +154,7 @@ class Session:
         params = self.context.agreement.params
         size = params.polynomial_bytes + 3 * 64 if params.seeded_sums else params.sum_chunk_bytes
         payload = (3).to_bytes(4, "big") + packed + 3 * bytes(188) + bytes(size)
+        share = encode_share(self.context, bank, recipient="bank_1", sealed=bytes(sealed_share_bytes(self.context)))
         return {
             Kind.SETUP: encode_setup(self.context, bank, self.key.key_id),
             Kind.UPLOAD: encode_upload(self.context, bank, self.update, statement=b"a head"),
@@ -157,27 +164,39 @@ class Session:
             Kind.ABORT: encode_abort(self.context, bank, self.key.key_id),
             Kind.PRODUCTS: self._products(),
             Kind.COEFFICIENTS: encode_coefficients(self.scored, bank, self.scored_digest, (1, 2)),
+            Kind.SHARE: share,
+            Kind.SHARES: encode_relay(self.context, self.server, {"bank_0": share}),
+            Kind.REQUEST: encode_request(self.context, self.server, digest, approvals, key_id=self.key.key_id),
         }
 
+    def key_of(self, kind: Kind) -> bytes:
+        return key_id(self.context.digest) if kind in (Kind.SHARE, Kind.SHARES) else self.key.key_id
+
     def decode(self, kind: Kind, data: bytes) -> None:
-        key_id = self.key.key_id
+        own = self.key.key_id
         match kind:
             case Kind.SETUP:
                 decode_setup(data, self.context)
             case Kind.UPLOAD:
-                decode_upload(data, self.context, key_id)
+                decode_upload(data, self.context, own)
             case Kind.DIGEST:
-                decode_digest(data, self.context, key_id)
+                decode_digest(data, self.context, own)
             case Kind.APPROVAL:
                 decode_approval(data, self.context, self.digest)
             case Kind.AGGREGATE:
-                decode_aggregate(data, self.context, key_id)
+                decode_aggregate(data, self.context, own)
             case Kind.ABORT:
-                decode_abort(data, self.context, key_id)
+                decode_abort(data, self.context, own)
             case Kind.PRODUCTS:
-                decode_products(data, self.scored, key_id)
+                decode_products(data, self.scored, own)
             case Kind.COEFFICIENTS:
                 decode_coefficients(data, self.scored, self.scored_digest)
+            case Kind.SHARE:
+                decode_share(data, self.context)
+            case Kind.SHARES:
+                decode_relay(data, self.context)
+            case Kind.REQUEST:
+                decode_request(data, self.context, own)
 
     def stranger(self, kind: Kind) -> Target:
         """Bytes as they come from the network."""
@@ -195,12 +214,12 @@ class Session:
 
     def insider(self, kind: Kind) -> Target:
         """A payload that its rightful sender signed."""
-        empty = seal(self.context_of(kind), self.signers[kind], kind, key_id=self.key.key_id, payload=b"")
+        empty = seal(self.context_of(kind), self.signers[kind], kind, key_id=self.key_of(kind), payload=b"")
         payload = self.messages[kind][len(empty) - SIGNATURE_BYTES : -SIGNATURE_BYTES]
 
         def run(data: bytes) -> None:
             with suppress(PrivFedError):
-                self.decode(kind, seal(self.context_of(kind), self.signers[kind], kind, key_id=self.key.key_id, payload=data))
+                self.decode(kind, seal(self.context_of(kind), self.signers[kind], kind, key_id=self.key_of(kind), payload=data))
 
         return Target(run=run, samples=(payload,))
 
@@ -334,8 +353,8 @@ def model_file() -> Target:
 def targets() -> dict[str, Target]:
     """All of them, by name."""
     session, keys = Session(), Keys()
-    found = {f"stranger-{kind.name.lower()}": session.stranger(kind) for kind in Kind}
-    found |= {f"insider-{kind.name.lower()}": session.insider(kind) for kind in Kind}
+    found = {f"stranger-{kind.name.lower()}": session.stranger(kind) for kind in FUZZED}
+    found |= {f"insider-{kind.name.lower()}": session.insider(kind) for kind in FUZZED}
     return found | {
         "header": session.header(),
         "statement": session.statement(),

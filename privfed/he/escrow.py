@@ -1,0 +1,130 @@
+"""Encryption to a key holder, its public half: what clients send who cannot decrypt, and its weighted sum.
+
+Clients hold the public key alone, so a ciphertext is two whole polynomials, and its noise is e u + e0 + e1 s: sums of N products, about
+240 in standard deviation where a symmetric ciphertext has 3.24. `CkksParams.escrow` has the parameters for it.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError, UnsupportedInThisModeError
+from privfed.he.additive import CkksVector, check_coefficients
+from privfed.he.codec import pack_words, unpack_words, weighted_words
+from privfed.he.params import KEY_ID_BYTES, CkksParams
+from privfed.update import Layout
+
+
+def public_key_id(public_key: bytes) -> bytes:
+    """16 bytes that name a holder's key, from its public half."""
+    return hashlib.sha256(b"privfed escrow key id v1" + public_key).digest()[:KEY_ID_BYTES]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WholeVector:
+    """A flat vector of one client, encrypted to the key holder: bytes only. Public.
+
+    Args:
+        layout: Names and shapes of the tensors in it.
+        params: Parameters under which it was encrypted.
+        key_id: 16 bytes that name the holder's key.
+        chunks: Two packed polynomials each.
+
+    Raises:
+        ValueError: If the key id, the number of chunks or the length of a chunk is wrong.
+    """
+
+    layout: Layout
+    params: CkksParams
+    key_id: bytes
+    chunks: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        size = self.params.sum_chunk_bytes
+        if len(self.key_id) != KEY_ID_BYTES:
+            raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(self.key_id)}")
+        if len(self.chunks) != self.params.chunks(self.layout) or any(len(chunk) != size for chunk in self.chunks):
+            raise ValueError(f"expected {self.params.chunks(self.layout)} chunks of {size} bytes for this layout, got others")
+
+    def __repr__(self) -> str:
+        return f"WholeVector(size={self.layout.size}, chunks={len(self.chunks)})"
+
+
+class RunningSum:
+    """The weighted sum of vectors that come one at a time.
+
+    Args:
+        layout: Of all of them.
+        params: Of all of them.
+        key_id: Of all of them.
+    """
+
+    def __init__(self, *, layout: Layout, params: CkksParams, key_id: bytes) -> None:
+        self._layout = layout
+        self._params = params
+        self._key_id = key_id
+        self._chunks = [np.zeros(2 * params.poly_modulus_degree, np.uint64) for _ in range(params.chunks(layout))]
+        self._coefficients = list[int]()
+
+    @property
+    def coefficients(self) -> Sequence[int]:
+        """What each vector so far was multiplied by."""
+        return tuple(self._coefficients)
+
+    def add(self, coefficient: int, vector: WholeVector) -> None:
+        """Adds coefficient times a vector.
+
+        Raises:
+            ValueError: If the coefficients are out of their range.
+            LayoutMismatchError, ParametersMismatchError, RoundMismatchError: If layout, parameters or key differ.
+            InvalidMessageError: If a chunk is not a ciphertext.
+        """
+        if vector.layout != self._layout:
+            raise LayoutMismatchError("expected vectors of one layout, got two; nothing was added")
+        if vector.params != self._params:
+            raise ParametersMismatchError("expected vectors under the same parameters, got others; nothing was added")
+        if vector.key_id != self._key_id:
+            raise RoundMismatchError("expected vectors under the same key, got another key id; nothing was added")
+        check_coefficients((*self._coefficients, coefficient), self._params)
+        self._coefficients.append(coefficient)
+        for index, chunk in enumerate(vector.chunks):
+            words = unpack_words(chunk, self._params)
+            self._chunks[index] = weighted_words(((1, self._chunks[index]), (coefficient, words)), self._params)
+
+    def total(self) -> CkksVector:
+        """The sum.
+
+        Raises:
+            ValueError: If nothing was added.
+        """
+        if not self._coefficients:
+            raise ValueError("expected at least one vector in the sum, got none")
+        chunks = tuple(pack_words(words, self._params) for words in self._chunks)
+        return CkksVector(layout=self._layout, params=self._params, key_id=self._key_id, chunks=chunks, fresh=False)
+
+
+def check_whole_chunk(chunk: bytes, params: CkksParams) -> None:
+    """Checks that bytes are two polynomials, neither of them zero throughout: such a ciphertext would hide nothing.
+
+    Raises:
+        InvalidMessageError: If they are not.
+    """
+    if len(chunk) != params.sum_chunk_bytes:
+        raise InvalidMessageError
+    words = unpack_words(chunk, params)
+    if not words[params.poly_modulus_degree :].any():
+        raise InvalidMessageError
+
+
+def check_escrow_params(params: CkksParams) -> None:
+    """Refuses encryption parameters that do not hold the noise of encryption to a public key.
+
+    Raises:
+        UnsupportedInThisModeError: If they do not.
+    """
+    if not params.asymmetric:
+        raise UnsupportedInThisModeError(
+            "EscrowKey needs parameters with room for the noise of encryption to a public key; nothing was agreed; take CkksParams.escrow"
+        )

@@ -1,0 +1,148 @@
+"""Encryption to a key holder: the holder's key, and encryption itself, which needs its public half alone."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privfed.errors import InvalidMessageError, RoundMismatchError
+from privfed.files import create, read_private
+from privfed.he import _seal_public
+from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive, encrypt_to
+from privfed.he.additive import CkksVector
+from privfed.he.codec import pack_words, spread, unpack_words
+from privfed.he.escrow import WholeVector, check_whole_chunk, public_key_id
+from privfed.he.params import CkksParams
+from privfed.he.secret import grid_points
+from privfed.update import Layout
+
+SECRET_BYTES = 32
+_FILE_HEADER = b"privfed escrow key v1\n"
+_CHUNKS_AT_ONCE = 8
+
+
+@final
+class EscrowKey(Secret):
+    """The secret of the one key holder; neither a client nor the server has it. It cannot be printed, copied or pickled.
+
+    Args:
+        secret: 32 bytes from the operating system's generator.
+
+    Example:
+        >>> EscrowKey.generate()
+        EscrowKey(<secret>)
+    """
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, *, secret: bytes) -> None:
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"expected a secret of {SECRET_BYTES} bytes, got {len(secret)}")
+        self._secret = bytes(secret)
+
+    @classmethod
+    def generate(cls) -> Self:
+        """A new key from the operating system's generator."""
+        return cls(secret=os.urandom(SECRET_BYTES))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads a file that `save` wrote.
+
+        Raises:
+            PermissionError: If others than the owner may read the file.
+            ValueError: If the file holds something else.
+        """
+        data = read_private(path, most=len(_FILE_HEADER) + SECRET_BYTES + 1)
+        if not data.startswith(_FILE_HEADER) or len(data) != len(_FILE_HEADER) + SECRET_BYTES:
+            raise ValueError(f"expected an escrow key in {path.name}, got something else")
+        return cls(secret=data[len(_FILE_HEADER) :])
+
+    def save(self, path: Path) -> None:
+        """Writes the key, mode 0600, never over an existing file.
+
+        Raises:
+            FileExistsError: If there is one.
+        """
+        create(path, _FILE_HEADER + self._secret)
+
+    @property
+    def fingerprint(self) -> str:
+        """What people compare to see that it is the same key: 8 groups of 8 hexadecimal digits. Public."""
+        digits = derive(self._secret, 32, b"privfed escrow key fingerprint v1").hex()
+        return " ".join(digits[i : i + 8] for i in range(0, 64, 8))
+
+    def public_key(self, *, session: bytes, params: CkksParams) -> bytes:
+        """The public half for one session: two packed polynomials, an encryption of zero. Another one each time; any will do. Public.
+
+        Args:
+            session: 16 bytes that name the session; another session has another key.
+            params: Encryption parameters, of `CkksParams.escrow`.
+        """
+        zero = np.zeros((1, params.poly_modulus_degree), np.int64)
+        ((first, seed),) = self._ring_key(session, params).encrypt([zero], slots=False)
+        return pack_words(np.concatenate((first, _seal_public.expand(_ring(params), seed))), params)
+
+    def open_sum(self, total: CkksVector, *, session: bytes, coefficients: tuple[int, ...]) -> NDArray[np.int64]:
+        """Opens a weighted sum to the weighted sum of the grid points, bit for bit, or refuses.
+
+        Whoever calls this computed the sum, and decided that it may be opened.
+
+        Args:
+            total: A sum.
+            session: 16 bytes that name the session.
+            coefficients: What each vector in it was multiplied by.
+
+        Raises:
+            ValueError: If it is not a sum.
+            InvalidMessageError: If a chunk is not a valid ciphertext.
+            DecryptionError: If a chunk does not hold what it should.
+        """
+        if total.fresh:
+            raise ValueError("expected a sum, got the vector of a single client; nothing was decrypted")
+        ring_key = self._ring_key(session, total.params)
+        decrypted = (ring_key.decrypt_unrounded(unpack_words(chunk, total.params)) for chunk in total.chunks)
+        return grid_points(decrypted, total.layout, total.params, coefficients=coefficients)
+
+    def _ring_key(self, session: bytes, params: CkksParams) -> RingKey:
+        return RingKey(_ring(params), derive(self._secret, KEY_SEED_BYTES, b"privfed escrow ring key v1", session, params.digest))
+
+
+def encrypt_to_holder(grid: NDArray[np.int64], layout: Layout, params: CkksParams, public_key: bytes) -> WholeVector:
+    """Encrypts the grid points of one vector to the key holder, with fresh randomness from the operating system.
+
+    Args:
+        grid: Grid points from `quantise`, of shape (layout.size,), at most `params.largest_point` in absolute value. Private.
+        layout: Layout of the vector.
+        params: Parameters of the session.
+        public_key: As `EscrowKey.public_key` gave it.
+
+    Raises:
+        ValueError: If the grid has another shape or type, or a point is too large.
+        RoundMismatchError: If the public key is none for these parameters.
+    """
+    if grid.dtype != np.int64 or grid.shape != (layout.size,):
+        raise ValueError(f"expected int64 grid points of shape ({layout.size},), got {grid.dtype} of shape {grid.shape}")
+    if grid.max() > params.largest_point or grid.min() < -params.largest_point:
+        raise ValueError("expected grid points within the amplitude, got one beyond it; nothing was encrypted")
+    try:
+        check_whole_chunk(public_key, params)
+    except InvalidMessageError:
+        raise RoundMismatchError("the holder's public key is none for these parameters; nothing was encrypted") from None
+
+    size = params.chunk_coordinates * _CHUNKS_AT_ONCE
+
+    def batches() -> Iterator[NDArray[np.int64]]:
+        for start in range(0, grid.size, size):
+            yield spread(grid[start : start + size], params)
+
+    words = encrypt_to(_ring(params), unpack_words(public_key, params), batches())
+    chunks = tuple(pack_words(chunk, params) for chunk in words)
+    return WholeVector(layout=layout, params=params, key_id=public_key_id(public_key), chunks=chunks)
+
+
+def _ring(params: CkksParams) -> _seal_public.Ring:
+    return _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=False)

@@ -1,0 +1,236 @@
+"""Key-additive encryption, its public half: who must come together to open a sum, and the sum itself.
+
+For each chunk of a round there is one public polynomial a, which follows from the round. Client i has a fresh ternary secret s_i for
+the round, and sends one polynomial, c_i = m_i + e_i - a s_i. The sum of these opens with S, the sum of the s_i, which a quorum gives:
+each client shared its s_i among all (Shamir, 1979), and each of the quorum adds up the shares of exactly the clients in the sum. No
+single s_i is ever put together. The construction is that of Li, Lin, Polychroniadou and Tessaro, "LERNA", 2023, and of Bell et al.,
+"ACORN", 2023, section 4, without their proofs of correct behaviour.
+
+Sums have the coefficient 1 only. From a weighted sum of ternary secrets each of them can be read off, one coefficient at a time, as
+from a knapsack with nothing to hide; so no function here takes a weight, and clients pre-scale.
+
+Security rests on RLWE with a hint: the adversary knows S, and the sum of the e_i. It is a heuristic, not a row of SEAL's table.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError, UnsupportedInThisModeError
+from privfed.he.codec import pack_words, unpack_words, weighted_words
+from privfed.he.params import KEY_ID_BYTES, CkksParams
+from privfed.update import Layout
+
+BINDING_BYTES = 32
+LEAST_HONEST = 3
+_MOST_CLIENTS = 4096
+_LIMB_BITS = 20
+_LIMB = np.uint64((1 << _LIMB_BITS) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdKey:
+    """In place of keys: every round has new ones, and any `quorum` clients open its sum. Nobody can alone. Public.
+
+    Two sums of one round can never both be opened, so the sum of all but one is not to be had besides the sum of all: as many clients
+    answer for a sum as there may be after the dropouts, and any two such quorums share an honest client, which answers once. The server
+    learns every sum that is opened.
+
+    Args:
+        clients: Number of clients in the roster, K.
+        corrupted: Number of clients that may put together what they hold with the server, c.
+        dropouts: Number of clients that may fall silent in a round, before or after their upload, f.
+
+    Raises:
+        ValueError: If a number is out of its range, or no quorum t has t > (K + c) / 2, t <= K - f, and three honest clients in it.
+
+    Example:
+        >>> ThresholdKey(clients=10, corrupted=2, dropouts=3).quorum
+        7
+    """
+
+    clients: int
+    corrupted: int
+    dropouts: int
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "corrupted", "dropouts"):
+            value: object = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= _MOST_CLIENTS:
+                raise ValueError(f"expected {name} to be a whole number from 0 to {_MOST_CLIENTS}, got {value!r}")
+        given = f"{self.clients} clients, {self.corrupted} corrupted and {self.dropouts} dropouts"
+        if self.quorum - self.corrupted < LEAST_HONEST:
+            raise ValueError(
+                f"expected {LEAST_HONEST} honest clients or more among those that remain, got {given}: a sum of fewer says too much"
+            )
+        if not 2 * self.quorum > self.clients + self.corrupted:
+            raise ValueError(
+                f"expected more clients than corrupted ones and twice the dropouts, got {given}: two quorums of {self.quorum} could meet "
+                "in corrupted clients alone, which answer twice, and a lying server would have two sums opened"
+            )
+
+    @property
+    def quorum(self) -> int:
+        """Number of clients that must answer for a sum, t: all but the dropouts."""
+        return self.clients - self.dropouts
+
+    def check_params(self, params: CkksParams) -> None:
+        """Refuses encryption parameters that are not for one polynomial and coefficients of 1.
+
+        Raises:
+            UnsupportedInThisModeError: If they are not.
+        """
+        if not params.prescaled or params.slots or params.seeded_sums or params.modulus.bit_length() > 2 * _LIMB_BITS:
+            raise UnsupportedInThisModeError(
+                "ThresholdKey needs clients that pre-scale, because a sum of secrets with weights gives single ones away; nothing was "
+                f"agreed; take CkksParams.threshold(clients={self.clients})"
+            )
+        if params.weight_sum < self.clients:
+            raise UnsupportedInThisModeError(
+                f"the parameters hold a sum of {params.weight_sum} clients and there are {self.clients}; nothing was agreed; take "
+                f"CkksParams.threshold(clients={self.clients})"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OnePolynomialVector:
+    """An encrypted flat vector of a client, or a sum of such: bytes only. Public.
+
+    Args:
+        layout: Names and shapes of the tensors in it.
+        params: Parameters under which it was encrypted.
+        key_id: 16 bytes that name the round's public polynomials.
+        chunks: One packed polynomial each.
+
+    Raises:
+        ValueError: If the key id, the number of chunks or the length of a chunk is wrong.
+    """
+
+    layout: Layout
+    params: CkksParams
+    key_id: bytes
+    chunks: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        size = self.params.polynomial_bytes
+        if len(self.key_id) != KEY_ID_BYTES:
+            raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(self.key_id)}")
+        if len(self.chunks) != self.params.chunks(self.layout) or any(len(chunk) != size for chunk in self.chunks):
+            raise ValueError(f"expected {self.params.chunks(self.layout)} chunks of {size} bytes for this layout, got others")
+
+    def __repr__(self) -> str:
+        return f"OnePolynomialVector(size={self.layout.size}, chunks={len(self.chunks)})"
+
+
+def key_id(binding: bytes) -> bytes:
+    """16 bytes that name the public polynomials of an attempt at a round.
+
+    Args:
+        binding: `RoundContext.digest`, 32 bytes: it covers session, round, attempt, roster and parameters.
+    """
+    return hashlib.sha256(b"privfed threshold key id v1" + binding).digest()[:KEY_ID_BYTES]
+
+
+def public_polynomial(params: CkksParams, binding: bytes, chunk: int) -> NDArray[np.uint64]:
+    """The public polynomial a of one chunk of one attempt at one round, uniform modulo the prime. Everybody computes the same one.
+
+    Args:
+        params: The ring.
+        binding: `RoundContext.digest`, 32 bytes.
+        chunk: Index of the chunk.
+
+    Returns:
+        Words in NTT form, of shape (N,).
+    """
+    if len(binding) != BINDING_BYTES:
+        raise ValueError(f"expected a binding of {BINDING_BYTES} bytes, got {len(binding)}")
+    stream = hashlib.shake_256(b"privfed public polynomial v1" + params.digest + binding + chunk.to_bytes(8, "big"))
+    return uniform_words(params.poly_modulus_degree, params, stream.digest)
+
+
+def uniform_words(count: int, params: CkksParams, stream: Callable[[int], bytes]) -> NDArray[np.uint64]:
+    """Words below the modulus out of a uniform stream of bytes. Those that are not below are dropped, so that none is more likely.
+
+    Args:
+        count: How many.
+        params: The modulus.
+        stream: Its first so many bytes, or so many fresh ones.
+    """
+    mask, drawn = np.uint64((1 << params.modulus.bit_length()) - 1), count
+    while True:
+        words = np.frombuffer(stream(8 * drawn), "<u8").astype(np.uint64, copy=False) & mask
+        words = words[words < params.modulus]
+        if words.size >= count:
+            return words[:count]
+        drawn += 2 * (count - words.size) + 8
+
+
+def multiply(left: NDArray[np.uint64], right: NDArray[np.uint64], params: CkksParams) -> NDArray[np.uint64]:
+    """Words times words, one by one, modulo a prime of at most 40 bits: the product of two polynomials in NTT form."""
+    modulus, shift = np.uint64(params.modulus), np.uint64(_LIMB_BITS)
+    high = left * (right >> shift) % modulus
+    return ((high << shift) + left * (right & _LIMB)) % modulus
+
+
+def sum_polynomials(chunks: Iterable[bytes], params: CkksParams) -> bytes:
+    """The sum of one chunk of every vector, each with the coefficient 1, for servers that keep uploads in files.
+
+    Args:
+        chunks: One packed polynomial of each vector, all of the same index and round. Read one at a time.
+        params: Parameters of all of them.
+
+    Raises:
+        ValueError: If there is none, or more than the parameters have room for.
+        InvalidMessageError: If a chunk is not a polynomial.
+    """
+    added = 0
+
+    def words() -> Iterator[tuple[int, NDArray[np.uint64]]]:
+        nonlocal added
+        for chunk in chunks:
+            added += 1
+            if added > params.weight_sum:
+                raise ValueError(f"expected at most {params.weight_sum} chunks in a sum, got more")
+            yield 1, unpack_polynomial(chunk, params)
+
+    total = weighted_words(words(), params)
+    if not added:
+        raise ValueError("expected at least one chunk in the sum, got none")
+    return pack_words(total, params)
+
+
+def add_up(vectors: Sequence[OnePolynomialVector]) -> OnePolynomialVector:
+    """The sum of vectors, each with the coefficient 1: there is no other.
+
+    Raises:
+        ValueError: If there is none, or more than the parameters have room for.
+        LayoutMismatchError, ParametersMismatchError, RoundMismatchError: If they differ in layout, parameters or round.
+        InvalidMessageError: If a chunk is not a polynomial.
+    """
+    if not vectors:
+        raise ValueError("expected at least one vector, got none")
+    first = vectors[0]
+    for vector in vectors:
+        if vector.layout != first.layout:
+            raise LayoutMismatchError("expected vectors of one layout, got two; nothing was added")
+        if vector.params != first.params:
+            raise ParametersMismatchError("expected vectors under the same parameters, got others; nothing was added")
+        if vector.key_id != first.key_id:
+            raise RoundMismatchError("expected vectors of one attempt at a round, got two; nothing was added")
+    columns = zip(*(vector.chunks for vector in vectors), strict=True)
+    chunks = tuple(sum_polynomials(column, first.params) for column in columns)
+    return OnePolynomialVector(layout=first.layout, params=first.params, key_id=first.key_id, chunks=chunks)
+
+
+def unpack_polynomial(chunk: bytes, params: CkksParams) -> NDArray[np.uint64]:
+    """The words of a packed polynomial, of shape (N,).
+
+    Raises:
+        InvalidMessageError: If the length is wrong, or a word is not below the modulus.
+    """
+    if len(chunk) != params.polynomial_bytes:
+        raise InvalidMessageError
+    return unpack_words(chunk, params)
