@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -171,6 +172,8 @@ class Agreement:
         private_weights: That clients keep their weights to themselves: then all of `weights` are 1, and the policy counts heads. None
             where the weights are public.
         validator: Whose upload is the reference; for the rules that need one, and for no others.
+        noise_energy: Declared squared norm of the noise in an update, by name of the client, for rules that look at inner products; see
+            `privfed.aggregation.gram.noise_energy`. Clients that are not named declare none.
         server_optimizer: How everybody who opens an aggregate moves the model by it.
         trust: Who opens what; None where the clients share a key.
 
@@ -198,6 +201,7 @@ class Agreement:
     silo: SiloNoise | None = None
     private_weights: PrivateWeights | None = None
     validator: Validator | None = None
+    noise_energy: Mapping[str, float] = field(default_factory=dict[str, float])
     server_optimizer: ServerOptimizer = field(default_factory=ServerSgd)
     trust: Trust | None = None
 
@@ -226,6 +230,7 @@ class Agreement:
         if self.private_weights is not None:
             self._check_private(self.private_weights)
         self._check_scoring()
+        self._check_noise_energy()
         self.coefficients(self.roster.names)
 
     @property
@@ -252,6 +257,17 @@ class Agreement:
                 raise ValueError(f"expected no validator beside {rule.name}, which needs no reference")
             if self.validator.name not in self.roster.names:
                 raise ValueError(f"expected a validator of the roster, got {self.validator.name!r}")
+
+    def _check_noise_energy(self) -> None:
+        if self.noise_energy and not self.scored:
+            raise ValueError(f"expected no noise_energy beside {self.rule.name}, which looks at no inner products")
+        if strangers := sorted(set(self.noise_energy) - set(self.roster.names)):
+            raise ValueError(f"expected a noise_energy of clients of the roster, got some of {strangers}")
+        energies = {name: self.noise_energy[name] for name in self.roster.names if name in self.noise_energy}
+        for energy in energies.values():
+            if not isinstance(energy, float) or not 0 < energy < math.inf:
+                raise ValueError(f"expected a noise_energy above 0 and finite, got {energy!r}")
+        object.__setattr__(self, "noise_energy", MappingProxyType(energies))
 
     def contributors(self, participants: Collection[str]) -> tuple[str, ...]:
         """Those participants whose upload may count in the mean: all but the validator."""
@@ -382,6 +398,8 @@ class Agreement:
         weights = b"".join(struct.pack(">d", float(weight)) for weight in self.weights.values())
         policy = struct.pack(">Qdd", self.policy.min_clients, self.policy.max_share, self.policy.min_effective_clients)
         rule = with_optimizer(self.rule.name, self.server_optimizer).encode()
+        for name, energy in self.noise_energy.items():
+            rule += b"\0noise" + struct.pack(">Id", len(name.encode()), energy) + name.encode()
         if self.validator is not None:
             name = self.validator.name.encode()
             rule += b"\0" + len(name).to_bytes(4, "big") + name + self.validator.commitment + bytes([self.validator.public])
@@ -434,6 +452,7 @@ def encode_agreement(agreement: Agreement) -> str:
             "populations": dict(agreement.populations),
             "silo": None if silo is None else {field: getattr(silo, field) for field in _SILO_FIELDS} | {"weights": dict(silo.weights)},
             "private_weights": None if agreement.private_weights is None else agreement.private_weights.largest,
+            "noise_energy": dict(agreement.noise_energy),
             "validator": None
             if agreement.validator is None
             else {
@@ -496,6 +515,7 @@ def decode_agreement(text: str) -> Agreement:
             populations=terms["populations"],
             silo=None if terms["silo"] is None else SiloNoise(**terms["silo"]),
             private_weights=None if terms["private_weights"] is None else PrivateWeights(largest=terms["private_weights"]),
+            noise_energy=terms["noise_energy"],
             validator=None
             if validator is None
             else Validator(name=validator["name"], commitment=bytes.fromhex(validator["commitment"]), public=validator["public"]),

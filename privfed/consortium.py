@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, TypeGuard
 
+from privfed.aggregation.gram import noise_energy
 from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.robust import CenteredClipping
 from privfed.aggregation.rules import CumulativeRule, FedAvg, MultiKrum, PlaintextRule, Rule
@@ -241,6 +242,30 @@ class Consortium:
                     f"{self.rule.name} needs a reference, which nobody in this consortium provides; nothing was started; name a validator"
                 )
         return self.rule
+
+    def noise_energy(self, size: int) -> dict[str, float]:
+        """Declared squared norm of the noise in an update, by client, for rules that look at inner products: they take it out of distances.
+
+        Of clients whose noise follows from what they declare: DP-SGD with a fixed clipping norm, without a correction.
+
+        Args:
+            size: Number of coordinates of an update.
+        """
+        rule = self.rule
+        if isinstance(rule, PlaintextRule) or rule.needs_gram is not True or self.correction is not None:
+            return {}
+        return {
+            client.name: noise_energy(
+                size,
+                steps=how.steps,
+                learning_rate=how.learning_rate,
+                noise_multiplier=how.noise_multiplier,
+                max_grad_norm=how.max_grad_norm,
+                expected_batch_size=how.expected_batch_size,
+            )
+            for client in self.clients
+            if isinstance(how := client.training, DpSgd) and how.adaptive_clipping is None
+        }
 
     @property
     def rule_name(self) -> str:

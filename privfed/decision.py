@@ -185,4 +185,5 @@ def checked_gram(agreement: Agreement, participants: Sequence[str], products: ND
         reference = Reference(products=products[row, places], square=max(float(squares[row]), 0.0))
     matrix = products[np.ix_(places, places)].copy()
     np.fill_diagonal(matrix, np.maximum(np.diag(matrix), 0.0))
-    return Gram(names=tuple(kept), size=size, products=matrix, reference=reference)
+    energy = np.array([agreement.noise_energy.get(name, 0.0) for name in kept])
+    return Gram(names=tuple(kept), size=size, products=matrix, noise_energy=energy, reference=reference)

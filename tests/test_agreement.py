@@ -13,6 +13,7 @@ from privfed.aggregation.server_optimizer import FedAdagrad, FedAdam, FedYogi, S
 from privfed.agreement import OpeningPolicy, RoundContext, decode_agreement, encode_agreement
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
+from privfed.he.product_params import ProductParams
 from privfed.identity import Identity, Roster
 from privfed.update import Layout
 
@@ -244,3 +245,21 @@ def test_what_names_no_server_optimiser_is_refused(parties: Any, written: str) -
     assert known in text
     with pytest.raises(ValueError, match="expected"):
         decode_agreement(text.replace(known, written))
+
+
+def test_declared_noise_is_part_of_what_is_agreed_and_is_read_back(meet: Callable[..., Any]) -> None:
+    terms = {"rule": MultiKrum(byzantine=1, keep=3), "params": ProductParams.exact(bound=1.0), "count": 5}
+    plain = meet(**terms).agreement
+    noisy = replace(plain, noise_energy={"bank_01": 0.5, "bank_00": 0.25})
+    assert list(noisy.noise_energy.items()) == [("bank_00", 0.25), ("bank_01", 0.5)]
+    assert [part for part, digest in plain.parts.items() if digest != noisy.parts[part]] == ["rule"]
+    assert decode_agreement(encode_agreement(noisy)).digest == noisy.digest
+    assert decode_agreement(encode_agreement(noisy)).noise_energy == noisy.noise_energy
+
+
+@pytest.mark.parametrize("energies", [{"stranger": 1.0}, {"bank_00": 0.0}, {"bank_00": math.inf}, {"bank_00": math.nan}, {"bank_00": "1"}])
+def test_noise_that_nobody_could_have_declared_is_refused(meet: Callable[..., Any], energies: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected a noise_energy"):
+        meet(rule=MultiKrum(byzantine=1, keep=3), params=ProductParams.exact(bound=1.0), count=5, noise_energy=energies)
+    with pytest.raises(ValueError, match="expected no noise_energy beside FedAvg"):
+        meet(noise_energy={"bank_00": 1.0})

@@ -56,6 +56,7 @@ def combine(
     round: int,  # noqa: A002
     scores: Mapping[str, float] = MappingProxyType({}),
     validator: str | None = None,
+    noise_energy: Mapping[str, float] = MappingProxyType({}),
 ) -> Combined:
     """Combines grid updates in the clear: proportions by the rule, policy, integer weighted sum, mean, movement.
 
@@ -69,6 +70,7 @@ def combine(
         round: Number of the round.
         scores: Cumulative scores after the rounds before.
         validator: Whose update is the reference, and counts nothing in the mean; None for rules that need none.
+        noise_energy: Declared squared norm of the noise in an update, by name; clients that are not named declare none.
 
     Raises:
         OpeningRefusedError: If the policy does not allow these coefficients.
@@ -86,7 +88,7 @@ def combine(
     if rule.needs_gram is True:
         updates = {name: PlainVector(layout=layout, values=dequantise(grid, 1, params)) for name, grid in grids.items()}
         reference = None if validator is None else updates.pop(validator)
-        matrix = gram(updates, reference=reference)
+        matrix = gram(updates, reference=reference, noise_energy={name: noise_energy.get(name, 0.0) for name in updates})
         if isinstance(rule, CumulativeRule):
             after, mixture = rule.step(scores, matrix)
         else:
@@ -179,6 +181,7 @@ class PlaintextRounds:
                 round=number,
                 scores=self.state.scores,
                 validator=None if self._consortium.validator is None else self._consortium.validator.name,
+                noise_energy=self._consortium.noise_energy(self.model.layout.size),
             )
             state = self.state.after(combined.movement, round=number, optimizer=self._consortium.server_optimizer, scores=combined.scores)
         if combined.aggregate is not None:

@@ -107,6 +107,7 @@ class Site:
             silo=consortium.silo,
             private_weights=consortium.private_weights,
             validator=consortium.validator,
+            noise_energy=consortium.noise_energy(initial.layout.size),
             server_optimizer=consortium.server_optimizer,
             trust=trust,
         )

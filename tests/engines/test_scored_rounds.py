@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from privfed import scorer
+from privfed.aggregation.coordinatewise import CoordinateMedian
 from privfed.aggregation.gram import gram
 from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
-from privfed.aggregation.rules import MultiKrum
+from privfed.aggregation.rules import FedAvg, MultiKrum
 from privfed.agreement import OpeningPolicy, Validator
 from privfed.consortium import Consortium, Plaintext
 from privfed.contribution.cosine import Cgsv
@@ -25,7 +26,9 @@ from privfed.he.codec import dequantise, quantise
 from privfed.he.product_params import ProductParams
 from privfed.he.sketch import standard_error
 from privfed.history import RoundSummary
-from privfed.training.model import mlp
+from privfed.training.mechanism import DpSgd
+from privfed.training.model import mlp, values_of
+from privfed.training.objective import FedProx
 from privfed.update import PlainVector
 
 Make = Callable[..., Consortium]
@@ -157,3 +160,42 @@ def test_a_selection_always_has_the_validator(model: torch.nn.Module, six: Make)
         assert len(summary.record.selected) == 4
         assert summary.record.coefficients["bank_5"] == 0
         assert summary.record.disclosed == 4 * 3 // 2 + 3 + 1  # n (n + 1) / 2, and n + 1 with the reference
+
+
+# ---------------------------------------------------------------- declared noise
+
+
+def test_a_rule_of_inner_products_is_told_the_noise_that_clients_declare_and_no_other_rule_is(private: Make) -> None:
+    declared = private(rule=GeometricMedian(), keys=Plaintext())
+    energies = declared.noise_energy(100)
+    assert list(energies) == [client.name for client in declared.clients]
+    for client in declared.clients:
+        how = client.training
+        assert isinstance(how, DpSgd)
+        deviation = how.learning_rate * how.noise_multiplier * how.max_grad_norm / how.expected_batch_size
+        assert energies[client.name] == pytest.approx(100 * how.steps * deviation**2)
+    for rule in (FedAvg(), CoordinateMedian()):
+        assert replace(declared, rule=rule).noise_energy(100) == {}
+
+
+def test_noise_whose_size_does_not_follow_from_what_is_declared_is_taken_for_none(private: Make, non_private: Make) -> None:
+    assert private(rule=GeometricMedian(), keys=Plaintext(), correction=FedProx(proximal_weight=0.1)).noise_energy(100) == {}
+    assert non_private(rule=GeometricMedian(), keys=Plaintext()).noise_energy(100) == {}
+
+
+def test_both_engines_hand_the_declared_noise_to_the_rule(private: Make, model: torch.nn.Module, tmp_path: Path) -> None:
+    seen: list[list[float]] = []
+
+    class Looking(GeometricMedian):
+        def mixture(self, weights: Any, gram: Any) -> Any:
+            seen.append(gram.declared_noise.tolist())
+            return super().mixture(weights, gram)
+
+    consortium = private(count=4, rule=Looking(), params=PARAMS)
+    simulate(consortium, model, rounds=1, directory=tmp_path / "run")
+    clear = private(count=4, rule=Looking(), params=PARAMS, keys=Plaintext(), folder=tmp_path / "clear")
+    simulate(clear, model, rounds=1)
+    expected = list(consortium.noise_energy(values_of(model).layout.size).values())
+    assert len(seen) == 5  # four openers, and the engine in the clear
+    assert all(energies == expected for energies in seen)
+    assert min(expected) > 0

@@ -541,4 +541,11 @@ CATALOGUE: tuple[Mutation, ...] = (
         "",
         ("tests/training/test_memory.py",),
     ),
+    Mutation(
+        "openers forget the noise that clients declared",
+        "privfed/decision.py",
+        "products=matrix, noise_energy=energy, reference=reference",
+        "products=matrix, reference=reference",
+        ("tests/engines/test_scored_rounds.py",),
+    ),
 )
