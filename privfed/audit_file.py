@@ -77,7 +77,9 @@ def _decode(kind: Any, value: Any) -> Any:
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         named = {part.__name__: part for part in parts}
-        return _decode(named[value["is"] if isinstance(value, dict) else type(value).__name__], value)
+        # Numbers with a fraction are written as texts.
+        kind_of = "float" if isinstance(value, str) and str not in parts else type(value).__name__
+        return _decode(named[value["is"] if isinstance(value, dict) else kind_of], value)
     if origin is tuple:
         return tuple(_decode(parts[0], item) for item in value)
     if origin is not None and issubclass(origin, Mapping):

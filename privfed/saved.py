@@ -4,7 +4,7 @@ import hashlib
 import io
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from privfed.agreement import OpeningPolicy
 from privfed.audit.canaries import transaction_schema
 from privfed.audit.findings import Audit
 from privfed.audit.run import run_audit
+from privfed.audit.suite import SUITE, AuditAttack
 from privfed.audit_file import read_audit, write_audit
 from privfed.client import Client
 from privfed.data.paysim import NOBAL, PRE, FeatureSet, features
@@ -117,11 +118,20 @@ class SavedRun:
             )
         return cls(folder=folder, feature_set=feature_set, history=history, command=command)
 
-    def audit(self, *, repeats: int, progress: Callable[[int], None] | None = None) -> Audit:
+    def audit(
+        self,
+        *,
+        repeats: int,
+        attacks: Sequence[AuditAttack[Any]] = SUITE,
+        seconds: float = math.inf,
+        progress: Callable[[int], None] | None = None,
+    ) -> Audit:
         """Attacks canary rounds under the protection of this run; see `run_audit`. The banks' data and ledgers are not touched.
 
         Args:
             repeats: Number of independent batches of canaries, at least 2.
+            attacks: What to try.
+            seconds: Once so many have passed, no further batch is begun, beyond the second.
             progress: Is called after each repeat with the number of repeats done.
 
         Raises:
@@ -139,6 +149,8 @@ class SavedRun:
                 first_model(self.feature_set),
                 schema=transaction_schema(self.feature_set),
                 repeats=repeats,
+                attacks=attacks,
+                seconds=seconds,
                 progress=progress,
             )
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from privfed.agreement import RoundContext
+from privfed.he.escrow_secret import EscrowKey
 from privfed.he.secret import RoundKey, SharedKey
 from privfed.memory import patterns_in_process
 from privfed.protect import round_key
@@ -28,12 +29,23 @@ def process_holds_key(pid: int, keys: SharedKey, contexts: Sequence[RoundContext
     """
     if not contexts:
         raise ValueError("expected at least one round whose key to look for")
+    return any(patterns_in_process(pid, _patterns(keys, contexts)))
+
+
+def bytes_hold_key(data: bytes, keys: SharedKey | EscrowKey, context: RoundContext) -> bool:
+    """Whether bytes, such as those of a file, hold the secret of the clients or of the key holder, or any part of a shared round key."""
+    if isinstance(keys, EscrowKey):
+        return keys._secret in data  # pyright: ignore[reportPrivateUsage] # no public name gives key material away
+    return any(pattern in data for pattern in _patterns(keys, [context]))
+
+
+def _patterns(keys: SharedKey, contexts: Sequence[RoundContext]) -> list[bytes]:
     patterns = [keys._secret]  # pyright: ignore[reportPrivateUsage] # no public name gives key material away
     for context in contexts:
-        patterns.extend(_patterns(round_key(keys, context)))
-    return any(patterns_in_process(pid, patterns))
+        patterns.extend(_parts(round_key(keys, context)))
+    return patterns
 
 
-def _patterns(key: RoundKey) -> list[bytes]:
+def _parts(key: RoundKey) -> list[bytes]:
     words = key._ring_key.words()  # pyright: ignore[reportPrivateUsage]
     return [words[start : start + 8].tobytes() for start in range(0, len(words), len(words) // 4)]

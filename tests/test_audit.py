@@ -8,25 +8,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
+import privfed.client
 from privfed.attacks.adversary import CLIENT_WITH_SERVER, KEY_HOLDER, OTHER_CLIENT, OUTSIDER, SERVER
 from privfed.attacks.analytic import analytic
 from privfed.attacks.facts import BinaryLoss, SoftmaxLoss
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
 from privfed.attacks.scoring import interval
-from privfed.audit.background import Background, Pulls
+from privfed.audit.background import CANDIDATES, Background, LineUp, Pulls
 from privfed.audit.canaries import Canaries, transaction_schema
 from privfed.audit.example import Example
 from privfed.audit.findings import Audit, Finding, Measured, Verdict, strongest
 from privfed.audit.rounds import Setting, audited_setting, control_setting, facts
 from privfed.audit.run import run_audit
-from privfed.audit.suite import SUITE, TOLERANCE, Baseline, LabelAttack, RowAttack, Score
+from privfed.audit.suite import DEEPER, SUITE, TOLERANCE, Baseline, LabelAttack, PickAttack, RowAttack, Score
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.paysim import NOBAL, PRE, RAW, features, money_of
 from privfed.data.transactions import generate_transactions
 from privfed.dp.clipping import AdaptiveClipping
 from privfed.errors import UnsupportedModelError
 from privfed.he.params import CkksParams
+from privfed.report.checks import audit_checks
+from privfed.report.tables import finding_tone
+from privfed.report.tone import Tone
 from privfed.training.loss import BinaryCrossEntropy, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate
 from privfed.training.model import mlp
@@ -226,6 +231,85 @@ def test_the_strongest_finding_prefers_certified_rows_and_ignores_what_has_no_sc
     assert strongest([replace(control, outcome=undefined), control]) is control
 
 
+# -- attacks that take seconds ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deep_audit(make: Make) -> Audit:
+    banks = make(keys=Plaintext())  # an audit in the clear sees the same numbers, and takes half the time
+    return run_audit(banks, network(), schema=SCHEMA, repeats=2, attacks=DEEPER[len(SUITE) :], rng=np.random.default_rng(0))
+
+
+def test_deeper_attacks_read_everything_where_nothing_protects_and_certify_nothing_under_noise(deep_audit: Audit) -> None:
+    given = {f.attack: measured(f) for f in deep_audit.controls if f.party == SERVER.name}
+    together, likeliest, picks = (given[attack.name] for attack in DEEPER[len(SUITE) :])
+    assert together.certified == together.rows == 4
+    assert together.false_certificates == 0
+    assert likeliest.gain.mean > 0.3
+    assert picks.score.mean == 1
+    assert picks.bound == 1
+    for found in deep_audit.audited:
+        if isinstance(found.outcome, Measured):
+            assert found.outcome.certified == found.outcome.false_certificates == 0
+
+
+def test_picks_stay_within_what_the_noise_allows_and_are_not_told_as_records_read(deep_audit: Audit) -> None:
+    picks = {f.party: f for f in deep_audit.audited if f.picks}
+    assert set(picks) == {KEY_HOLDER.name, OTHER_CLIENT.name, SERVER.name}
+    # mu is 1 over the noise multiplier, and over the root of the number of clients whose noise is in the sum.
+    for party, clients in ((SERVER, 1), (OTHER_CLIENT, 2), (KEY_HOLDER, 3)):
+        expected = 1 - norm.cdf(norm.ppf(1 - 1 / CANDIDATES) - 1 / (PRIVATE.noise_multiplier * math.sqrt(clients)))
+        assert measured(picks[party.name]).bound == pytest.approx(expected)
+        assert not measured(picks[party.name]).breaks_bound
+    for finding in picks.values():
+        assert not finding.reads_records
+        assert "the declared noise allows" in finding.sentence()
+        better = replace(finding, outcome=replace(measured(finding), gain=interval([0.5, 0.5, 0.51])))
+        assert better.verdict is Verdict.BETTER
+        told = replace(deep_audit, findings=(better, *deep_audit.findings))
+        assert better not in told.better_than_guessing
+        assert told.shown(better.party) is not better
+    (check,) = (check for check in audit_checks(deep_audit) if "picks the record" in check.claim)
+    assert check.holds is True
+
+
+def test_more_picks_than_the_declared_noise_allows_are_found_where_the_noise_is_missing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = privfed.client.train
+
+    def silent(*arguments: Any, mechanism: DpSgd | NonPrivate, **options: Any) -> Any:
+        missing = replace(mechanism, noise_multiplier=1e-6) if isinstance(mechanism, DpSgd) else mechanism
+        return honest(*arguments, mechanism=missing, **options)
+
+    monkeypatch.setattr(privfed.client, "train", silent)
+    banks = make(keys=Plaintext())
+    audit = run_audit(banks, network(), schema=SCHEMA, repeats=8, attacks=[PickAttack()], rng=np.random.default_rng(0))
+    (found,) = audit.of(SERVER.name)
+    assert measured(found).breaks_bound
+    assert finding_tone(found) is Tone.DANGER
+    assert any(check.holds is False and "picks the record" in check.claim for check in audit_checks(audit))
+
+
+def test_a_line_up_hides_one_record_among_others_and_knows_all_other_records() -> None:
+    truth = Canaries.draw(SCHEMA, count=4, rng=np.random.default_rng(1))
+    pool = Canaries.draw(SCHEMA, count=50, rng=np.random.default_rng(2))
+    places = set()
+    for seed in range(100):
+        line_up = LineUp.of(truth, 2, pool=pool, rng=np.random.default_rng(seed))
+        (place,) = np.flatnonzero((line_up.candidates.rows == truth.rows[2]).all(axis=1))
+        places.add(int(place))
+        assert len(line_up.candidates) == CANDIDATES
+        assert np.array_equal(line_up.known.rows, truth.rows[[0, 1, 3]])
+    assert places == set(range(CANDIDATES))
+
+
+def test_no_batch_is_begun_once_the_seconds_have_passed_but_two_are_held(make: Make) -> None:
+    audit = run_audit(make(training=OPEN, keys=Plaintext()), network(), schema=SCHEMA, repeats=5, seconds=1e-9)
+    assert audit.repeats == 2
+    assert all(measured(finding).score.repeats == 2 for finding in audit.findings)
+
+
 # -- settings -----------------------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +366,7 @@ def test_facts_name_the_loss_that_the_clients_minimise() -> None:
         ({"schema": transaction_schema(PRE)}, "schema of 7 columns"),
         ({"repeats": 1}, "at least 2 repeats"),
         ({"rows": 0}, "at least 2 repeats and 1 row"),
+        ({"seconds": 0.0}, "seconds above 0"),
         ({"attacks": [SUITE[0], SUITE[0]]}, "names of their own"),
     ],
 )
@@ -333,7 +418,7 @@ def test_the_transaction_schema_holds_what_the_features_are(feature_set: Any) ->
 
 
 def background() -> Background:
-    return Background(pool=Canaries.draw(SCHEMA, count=500, rng=np.random.default_rng(7)), pulls=None)
+    return Background(pool=Canaries.draw(SCHEMA, count=500, rng=np.random.default_rng(7)), module=network(), pulls=None)
 
 
 def test_a_perfect_reading_scores_one_and_its_example_is_all_right() -> None:

@@ -73,7 +73,7 @@ def test_a_saved_run_is_read_as_it_was(private_run: Path) -> None:
 
 
 def test_the_audit_of_a_private_run_finds_nothing_where_its_control_finds_records(private_run: Path) -> None:
-    process = privfed("audit", str(private_run), "--quick", "--json")
+    process = privfed("audit", str(private_run), "--quick", "--tier", "0", "--json")
     assert process.returncode == 0, process.stderr
     (private_run / "audit.json").unlink()  # the other tests want to make their own
     findings = json.loads(process.stdout)["findings"]
@@ -93,7 +93,7 @@ def test_the_audit_of_a_run_without_noise_lets_a_client_with_the_server_read_rec
 def test_an_audit_says_whether_the_banks_train_as_they_declare(private_run: Path, open_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(private_run, folder)
-    shown = " ".join(here("audit", str(folder), "--quick").stdout.split())
+    shown = " ".join(here("audit", str(folder), "--quick", "--tier", "0").stdout.split())
     verdict = "As declared: the noise and the clipping of bank_1, bank_2, bank_3"
     assert f"Training, measured with canaries. {verdict}" in shown
     assert json.loads((folder / "audit.json").read_text())["verdict"].startswith(verdict)
@@ -126,12 +126,12 @@ def test_the_report_uses_the_audit_that_was_kept_for_this_very_run_and_says_so(
     attacks: list[int] = []
     attack = SavedRun.audit
 
-    def counted(self: SavedRun, *, repeats: int, progress: Callable[[int], None]) -> Audit:
+    def counted(self: SavedRun, *, repeats: int, progress: Callable[[int], None], **further: object) -> Audit:
         attacks.append(repeats)
         return attack(self, repeats=2, progress=progress)
 
     monkeypatch.setattr(SavedRun, "audit", counted)
-    audited = here("audit", str(folder), "--quick", "--json")
+    audited = here("audit", str(folder), "--quick", "--tier", "0", "--json")
     assert attacks == [3]
     reported = here("report", str(folder))
     assert attacks == [3]
@@ -151,6 +151,47 @@ def test_the_report_uses_the_audit_that_was_kept_for_this_very_run_and_says_so(
     before = (folder / "audit.json").read_bytes()
     assert "Attacks" not in here("report", str(folder), "--no-audit").stdout
     assert (folder / "audit.json").read_bytes() == before
+
+
+def test_an_audit_ends_with_exit_code_3_and_says_which_limit_was_exceeded_by_what_after_it_was_kept(
+    private_run: Path, tmp_path: Path
+) -> None:
+    folder, file = tmp_path / "run", tmp_path / "limits.toml"
+    shutil.copytree(private_run, folder)
+    audit = ("audit", str(folder), "--batches", "2", "--tier", "0")
+    kept = here(*audit, "--max-epsilon", "3", "--require-as-declared")
+    assert "All limits were kept." in kept.stdout
+    (folder / "audit.json").unlink()
+    result = CliRunner().invoke(app, [*audit, "--max-epsilon", "2", "--max-cells-read", "0", "--json"])
+    assert result.exit_code == 3
+    assert (folder / "audit.json").exists()
+    found = json.loads(result.stdout)
+    assert [line.partition(":")[0] for line in found["exceeded"]] == ["max_cells_read 0", "max_epsilon 2"]
+    assert [line for line in result.stderr.splitlines() if line.startswith("limit not kept: max_epsilon 2: bank_1 spent 2.9")]
+    file.write_text("max_epsilon = 2.5\n")
+    assert CliRunner().invoke(app, [*audit, "--limits", str(file)]).exit_code == 3
+    assert json.loads(here(*audit, "--json").stdout)["exceeded"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--max-cells-read", "1.5"), "expected max_cells_read from 0 and below 1, got 1.5"),
+        (("--quick", "--batches", "4"), "expected --quick without --batches"),
+        (("--batches", "1"), "expected --batches from 2, got 1"),
+        (("--seconds", "0"), "expected --seconds to be a finite number above 0"),
+        (("--limits", "absent.toml"), "absent.toml: No such file or directory"),
+        (("--limits", "absent.toml", "--max-epsilon", "3"), "expected --limits without --max-epsilon"),
+        (("--limits", "absent.toml", "--require-as-declared"), "expected --limits without --require-as-declared"),
+    ],
+)
+def test_limits_that_cannot_be_meant_are_refused_before_anything_is_attacked(
+    private_run: Path, options: tuple[str, ...], told: str
+) -> None:
+    result = CliRunner().invoke(app, ["audit", str(private_run), *options])
+    assert result.exit_code == 2
+    assert f"refused: {told}" in " ".join(result.stderr.split())
+    assert not (private_run / "audit.json").exists()
 
 
 @pytest.mark.parametrize("file", ["history.json", "model.npz"])

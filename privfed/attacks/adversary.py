@@ -82,6 +82,7 @@ class Form(Enum):
     NUMBERS = "numbers in the clear"
     PUBLIC = "names, hashes and signatures"
     OWN = "a secret or data of its own"
+    KEY = "a secret key that it must not have"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

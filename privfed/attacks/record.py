@@ -21,6 +21,7 @@ from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.secret import RoundKey, SharedKey, open_sum
 from privfed.protect import round_key
+from privfed.scanner import bytes_hold_key
 from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import Aggregate, PlainVector
 from privfed.wire import decode_approval, decode_digest, decode_setup, decode_upload
@@ -39,6 +40,7 @@ class EncryptedRecord:
         updates: What each client trained, by name: in `ThresholdKey` mode nobody but this process has it.
         start: The model before the round.
         opened: What the clients opened.
+        published: The same in steps of the grid, before the mean is taken and with all that was published, of shape (layout.size,).
         stored: Every file that the server keeps, by its path.
     """
 
@@ -47,6 +49,7 @@ class EncryptedRecord:
     updates: Mapping[str, PlainVector]
     start: PlainVector
     opened: Aggregate[PlainVector]
+    published: NDArray[np.float64]
     stored: Mapping[str, bytes]
 
     @property
@@ -78,7 +81,24 @@ class EncryptedRecord:
         """
         return tuple(self._identify(path, data) for path, data in sorted(self.stored.items()))
 
+    @property
+    def key_at_server(self) -> bool:
+        """Whether a file of the server holds the secret key, so that the server can open everything."""
+        return any(holding.form is Form.KEY for _, holding in self.files)
+
+    @property
+    def total(self) -> CkksVector | None:
+        """The encrypted sum that was opened, as anyone who has the message can make it; None where no key of the clients opens it."""
+        if self._round_key is None:
+            return None
+        message = decode_aggregate(self._message("aggregate"), self.context, self._round_key.key_id)
+        if isinstance(message.total, CkksVector):
+            return message.total
+        return message.total.regenerate(self.context.agreement.weighting.multipliers(message.digest.coefficients))
+
     def _identify(self, path: str, data: bytes) -> tuple[str, Holding]:
+        if self.keys is not None and bytes_hold_key(data, self.keys, self.context):
+            return "", Holding(what=f"the secret key, in {path}", size=len(data), form=Form.KEY)
         kind, _, sender = path.rpartition("/")[2].partition("-")
         key_id, context, trust = self._key_id, self.context, self.context.agreement.trust
         match kind:

@@ -1,6 +1,6 @@
 """What each party holds after one round: a view follows from the party's capabilities and the record of the round alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def view(record: Record, facts: RoundFacts, adversary: Adversary, *, target: str
     """What a party holds after a round.
 
     What it can read of the target's rows is the target's own update where it has that client's message and can open it, else the
-    sum without what it knows itself, else nothing.
+    sum without what it knows itself, else nothing. A server that stores the secret key holds it, whatever the trust mode says.
 
     Args:
         record: The round.
@@ -62,6 +62,8 @@ def view(record: Record, facts: RoundFacts, adversary: Adversary, *, target: str
     coefficients = {name: coefficient for name, coefficient in record.opened.coefficients.items() if coefficient}
     if target == insider or not {target, insider} <= coefficients.keys():
         raise ValueError("expected two different participants as target and insider")
+    if adversary.runs_server and isinstance(record, EncryptedRecord) and record.key_at_server:
+        adversary = replace(adversary, holds_key=True)
     holdings = _holdings(record, adversary, insider=insider)
     clients: tuple[str, ...] = (target,)
     seen: PlainVector | CiphertextOnly

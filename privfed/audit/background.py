@@ -1,4 +1,4 @@
-"""What everybody knows before a round: records like the ones attacked, and what such records do to the model."""
+"""What is known before a round: records like the ones attacked, what such records do to the model, and candidates to pick from."""
 
 import copy
 from dataclasses import dataclass
@@ -8,10 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from privfed.attacks.candidates import LabelledRows
 from privfed.attacks.observation import linear_layers
 from privfed.audit.canaries import Canaries
 from privfed.training.loss import PerSampleLoss
 from privfed.training.model import layout_of, trainable_parameters
+
+CANDIDATES = 10
+"""Records in a line-up."""
 
 _TRIED = 200  # records of the pool: their mean is off by a fourteenth of their spread
 
@@ -58,17 +62,55 @@ class Pulls:
         return clipped.mean(axis=1), clipped.var(axis=1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LineUp:
+    """Records of which one was trained on, for the attacker that differential privacy is about: it knows all other records.
+
+    Args:
+        candidates: `CANDIDATES` of them. Which one it was does not show.
+        known: The other records of the batch.
+    """
+
+    candidates: LabelledRows
+    known: LabelledRows
+
+    @classmethod
+    def of(cls, truth: Canaries, position: int, *, pool: Canaries, rng: np.random.Generator) -> "LineUp":
+        """Hides one record among others of the pool.
+
+        Args:
+            truth: The records of the batch.
+            position: Which of them is hidden.
+            pool: Where the others are from.
+            rng: Chooses and shuffles them.
+        """
+        others = rng.choice(len(pool), size=CANDIDATES - 1, replace=False)
+        order = rng.permutation(CANDIDATES)
+        rest = np.arange(len(truth)) != position
+        return cls(
+            candidates=LabelledRows(
+                rows=np.concatenate([truth.rows[[position]], pool.rows[others]])[order],
+                labels=np.concatenate([truth.labels[[position]], pool.labels[others]])[order],
+            ),
+            known=LabelledRows(rows=truth.rows[rest], labels=truth.labels[rest]),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Background:
-    """What everybody knows beforehand.
+    """What is known beforehand.
 
     Args:
         pool: Records like the ones attacked, none of which is among them.
+        module: The architecture.
         pulls: What such records do to the last bias of the model before the round; None for a model with several outputs.
+        line_ups: Of the batch that is attacked, one for each of the first records. Only attackers that know all other records have them.
     """
 
     pool: Canaries
+    module: nn.Module
     pulls: Pulls | None
+    line_ups: tuple[LineUp, ...] = ()
 
     @property
     def prevalence(self) -> float:

@@ -5,12 +5,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 
-from privfed.attacks.adversary import Adversary, Holding
+from scipy.special import rel_entr
+
+from privfed.attacks.adversary import Adversary, Form, Holding
 from privfed.attacks.observation import NotApplicable
 from privfed.attacks.scoring import Interval
 from privfed.audit.example import Example
 from privfed.audit.metering import MeteredTraining
+from privfed.audit.openings import OpeningReading
 from privfed.audit.suite import Baseline
+
+_FALSE_ALARM = 1e-3
 
 
 class Verdict(Enum):
@@ -38,6 +43,7 @@ class Measured:
         false_certificates: Certified rows of all batches that were none.
         rows: Rows per batch.
         example: What it said in the first batch; None for attacks that read no rows.
+        bound: Largest score that the declared noise allows anyone, 1 without noise; None for attacks of which no bound is known.
     """
 
     score: Interval
@@ -50,6 +56,17 @@ class Measured:
     false_certificates: int
     rows: int
     example: Example | None = field(repr=False)
+    bound: float | None = None
+
+    @property
+    def breaks_bound(self) -> bool:
+        """Whether the score proves that the noise is less than declared: at most once in `_FALSE_ALARM` by chance.
+
+        The mean of n independent shares of expectation b reaches s > b with probability exp(-n KL(s, b)) at most (Hoeffding, 1963,
+        theorem 1). It asks for no normal distribution, and so holds for few batches.
+        """
+        score, bound = self.score, self.bound
+        return bound is not None and score.mean > bound and score.repeats * _divergence(score.mean, bound) > -math.log(_FALSE_ALARM)
 
     @property
     def telling(self) -> float:
@@ -100,7 +117,8 @@ class Finding:
         certified = f"; {outcome.certified:.1f} of {outcome.rows} records certified" if outcome.certified else ""
         number = outcome.false_certificates
         false = f"; {number} {'certificate was' if number == 1 else 'certificates were'} false" if number else ""
-        return f"{outcome.score.mean:.0%} {self.measure} (guessing: {outcome.baseline:.0%}){certified}{false}"
+        bound = "" if outcome.bound in (None, 1) else f"; the declared noise allows {outcome.bound:.0%}"
+        return f"{outcome.score.mean:.0%} {self.measure} (guessing: {outcome.baseline:.0%}{bound}){certified}{false}"
 
     @property
     def verdict(self) -> Verdict | None:
@@ -116,6 +134,11 @@ class Finding:
     def about_records(self) -> bool:
         """Whether the attack had something to say about single records."""
         return isinstance(self.outcome, Measured) and self.outcome.example is not None
+
+    @property
+    def picks(self) -> bool:
+        """Whether the attack picked records out of candidates, all others known: what noise limits, and does not rule out."""
+        return isinstance(self.outcome, Measured) and self.outcome.bound is not None
 
     def to_json(self) -> dict[str, object]:
         """The finding as JSON values; a score that does not exist is null."""
@@ -133,7 +156,7 @@ class Finding:
         }
         if isinstance(outcome, NotApplicable):
             empty = ("score", "interval", "repeats", "baseline", "baselines", "gain", "verdict", "advantage")
-            none = dict.fromkeys((*empty, "certified", "false_certificates", "rows"))
+            none = dict.fromkeys((*empty, "certified", "false_certificates", "rows", "bound"))
             return {**values, "reason": outcome.reason, **none}
         return {
             **values,
@@ -149,6 +172,7 @@ class Finding:
             "certified": outcome.certified,
             "false_certificates": outcome.false_certificates,
             "rows": outcome.rows,
+            "bound": outcome.bound,
         }
 
 
@@ -177,6 +201,7 @@ class Audit:
         trainings: Whether each client trains as it declares, measured.
         holdings: Everything that each party held after the first round, by the party's name.
         seconds: Elapsed time.
+        opening: What the first opened sum gave away of its key; None where nothing was encrypted.
     """
 
     mode: str
@@ -188,6 +213,13 @@ class Audit:
     trainings: tuple[MeteredTraining, ...]
     holdings: Mapping[str, tuple[Holding, ...]]
     seconds: float
+    opening: OpeningReading | None = None
+
+    @property
+    def keys_at_server(self) -> tuple[str, ...]:
+        """Secret keys that lay among the files of a party that must not have one, in words."""
+        held = [holding.what for holdings in self.holdings.values() for holding in holdings if holding.form is Form.KEY]
+        return tuple(dict.fromkeys(held))
 
     @property
     def verdict(self) -> str:
@@ -231,8 +263,8 @@ class Audit:
 
     @property
     def better_than_guessing(self) -> tuple[Finding, ...]:
-        """What was read under the consortium's own protection."""
-        return tuple(finding for finding in self.audited if finding.verdict is Verdict.BETTER)
+        """What was learned under the consortium's own protection, picks apart: these are better than guessing as far as epsilon allows."""
+        return tuple(finding for finding in self.audited if finding.verdict is Verdict.BETTER and not finding.picks)
 
     @property
     def parties(self) -> tuple[str, ...]:
@@ -248,8 +280,9 @@ class Audit:
         findings = self.of(party)
         if not findings:
             raise ValueError(f"expected one of {', '.join(self.parties)}, got {party!r}")
-        better = [finding for finding in findings if finding.verdict is Verdict.BETTER]
-        return strongest(better or findings) or findings[0]
+        reading = [finding for finding in findings if not finding.picks]
+        better = [finding for finding in reading if finding.verdict is Verdict.BETTER]
+        return strongest(better or reading or findings) or findings[0]
 
     def control_of(self, party: str) -> Finding | None:
         """The planted positive beside a party's findings: the control in which an attack succeeded most; None if there is none."""
@@ -266,8 +299,14 @@ class Audit:
             "seconds": self.seconds,
             "verdict": self.verdict,
             "trainings": [metered.to_json() for metered in self.trainings],
+            "opening": None if self.opening is None else {"fault": self.opening.fault or None, "evidence": self.opening.evidence},
             "findings": [finding.to_json() for finding in self.findings],
             "holdings": {
                 name: [{**asdict(holding), "form": holding.form.value} for holding in holdings] for name, holdings in self.holdings.items()
             },
         }
+
+
+def _divergence(score: float, bound: float) -> float:
+    """Kullback-Leibler divergence of two coins."""
+    return float(rel_entr([score, 1 - score], [bound, 1 - bound]).sum())

@@ -131,10 +131,19 @@ def _activation(model: nn.Module) -> Activation:
     return Activation.RELU if len(layers) > 1 and isinstance(layers[1], nn.ReLU) else Activation.OTHER
 
 
+def _weights(consortium: Consortium, *, count: int) -> list[float]:
+    """Of so many canary clients: the first has the share of the heaviest client of the consortium, the others what is left, evenly."""
+    weights = [client.weight for client in consortium.clients]
+    share = max(weights) / sum(weights)
+    return [1.0] * count if share * count <= 1 else [share * (count - 1) / (1 - share), *[1.0] * (count - 1)]
+
+
 def hold_canary_round(
     consortium: Consortium, model: nn.Module, setting: Setting, canaries: Mapping[str, Canaries], *, columns: tuple[str, ...]
 ) -> Record:
     """Holds one round among clients whose data are canaries, with keys, identities and ledgers of its own.
+
+    The first of them weighs as much as the heaviest client does in a round of the whole consortium: a sum says most about that one.
 
     Args:
         consortium: Whose policy, parameters, loss and correction to take. Its clients, keys and ledgers are not touched.
@@ -149,12 +158,12 @@ def hold_canary_round(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-audit-")))
         clients: list[Client] = []
-        for name, made_up in canaries.items():
+        for (name, made_up), weight in zip(canaries.items(), _weights(consortium, count=len(canaries)), strict=True):
             ledger = None
             if isinstance(setting.training, DpSgd):
                 budget = Budget.unlimited(delta=1e-5)  # the rows are nobody's
                 ledger = stack.enter_context(Ledger.open(folder / f"{name}.ledger", population="canaries", budget=budget))
-            clients.append(Client(name, made_up.samples(columns), training=setting.training, ledger=ledger))
+            clients.append(Client(name, made_up.samples(columns), training=setting.training, ledger=ledger, weight=weight))
         keys, params = rehearsal_keys(consortium, encrypted=setting.encrypted, clients=len(clients))
         # In its first round SCAFFOLD corrects nothing.
         correction = None if isinstance(consortium.correction, Scaffold) else consortium.correction
@@ -179,5 +188,6 @@ def hold_canary_round(
             updates=updates if isinstance(keys, ThresholdKey) else {},
             start=history.initial,
             opened=opened,
+            published=grid,
             stored={str(path.relative_to(server)): path.read_bytes() for path in sorted(server.rglob("*")) if path.is_file()},
         )

@@ -1,5 +1,6 @@
 """Attacks canary rounds as each party sees them."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,17 +14,20 @@ from torch import nn
 from privfed.attacks.adversary import ADVERSARIES, SERVER, Adversary
 from privfed.attacks.facts import TableSchema
 from privfed.attacks.observation import CiphertextOnly, NotApplicable
+from privfed.attacks.record import EncryptedRecord, Record
 from privfed.attacks.scoring import advantage, interval
 from privfed.attacks.views import View, view
-from privfed.audit.background import Background, Pulls
+from privfed.audit.background import Background, LineUp, Pulls
 from privfed.audit.canaries import Canaries
 from privfed.audit.findings import Audit, Finding, Measured
 from privfed.audit.metering import meter_training
+from privfed.audit.openings import read_opening
 from privfed.audit.rounds import Setting, audited_setting, control_setting, facts, hold_canary_round
 from privfed.audit.suite import SUITE, AuditAttack, Baseline, Score
 from privfed.consortium import Consortium
 
 _POOL = 1000
+_FEWEST = 2  # repeats that make an interval
 _RISK = 0.05  # that some attack is said to differ from guessing though none does, shared out evenly (Bonferroni)
 _TARGET, _INSIDER = "canary_1", "canary_2"
 
@@ -46,6 +50,7 @@ def run_audit(
     repeats: int = 6,
     rows: int = 4,
     attacks: Sequence[AuditAttack[Any]] = SUITE,
+    seconds: float = math.inf,
     rng: np.random.Generator | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Audit:
@@ -65,7 +70,8 @@ def run_audit(
         schema: The columns of the model's input, from public knowledge.
         repeats: Number of independent batches of canaries, at least 2.
         rows: Canaries per client, at least 1.
-        attacks: What to try.
+        attacks: What to try: `SUITE`, `DEEPER`, or others.
+        seconds: Once so many have passed, no further repeat is begun, beyond the second. What was found does not decide when to stop.
         rng: Source of the canaries; left out, the operating system's entropy.
         progress: Is called after each repeat with the number of repeats done.
 
@@ -77,34 +83,43 @@ def run_audit(
     columns = consortium.clients[0].data.columns
     if len(columns) != schema.width:
         raise ValueError(f"expected a schema of {len(columns)} columns, as the clients' data have, got {schema.width}")
-    if repeats < 2 or rows < 1:
+    if repeats < _FEWEST or rows < 1:
         raise ValueError(f"expected at least 2 repeats and 1 row, got {repeats} and {rows}")
+    if not seconds > 0:
+        raise ValueError(f"expected seconds above 0, got {seconds}")
     if len({attack.name for attack in attacks}) != len(attacks):
         raise ValueError("expected attacks with names of their own")
     rng = np.random.default_rng() if rng is None else rng
     policy = consortium.policy
     names = [f"canary_{number + 1}" for number in range(max(3, policy.min_clients, -int(-1 // policy.max_share)))]
     pool = Canaries.draw(schema, count=_POOL, rng=rng)
-    background = Background(pool=pool, pulls=Pulls.of(model, loss=consortium.loss, pool=pool))
+    background = Background(pool=pool, module=model, pulls=Pulls.of(model, loss=consortium.loss, pool=pool))
     looks = _looks(consortium, rows=rows)
     batches = [{name: Canaries.draw(schema, count=rows, rng=rng) for name in names} for _ in range(repeats)]
     seeds = rng.integers(2**63, size=repeats)
     outcomes: defaultdict[tuple[_Look, str], list[Score | NotApplicable]] = defaultdict(list)
     first: dict[_Look, View] = {}
-    for number, canaries in enumerate(batches):
-        for look, seen in _views(looks, consortium, model, canaries, columns=columns):
+    done, opening = 0, None
+    for canaries, seed in zip(batches, seeds, strict=True):
+        if done >= _FEWEST and time.perf_counter() - started > seconds:
+            break
+        for record, look, seen in _views(looks, consortium, model, canaries, columns=columns):
+            if opening is None and isinstance(record, EncryptedRecord):
+                opening = read_opening(record)
             first.setdefault(look, seen)
-            found = [attack.run(seen.observation, background) for attack in attacks]
             truth = Canaries.together([canaries[name] for name in seen.clients])
+            line_up_rng = np.random.default_rng((seed, 1))
+            line_ups = tuple(LineUp.of(truth, position, pool=pool, rng=line_up_rng) for position in range(rows))
+            informed = replace(background, line_ups=line_ups)
+            found = [attack.run(seen.observation, informed) for attack in attacks]
             for attack, result in zip(attacks, found, strict=True):
                 applied = (
-                    result
-                    if isinstance(result, NotApplicable)
-                    else attack.score(result, truth, background, np.random.default_rng(seeds[number]))
+                    result if isinstance(result, NotApplicable) else attack.score(result, truth, informed, np.random.default_rng(seed))
                 )
                 outcomes[look, attack.name].append(applied)
+        done += 1
         if progress is not None:
-            progress(number + 1)
+            progress(done)
     compared = sum(
         all(isinstance(result, Score) for result in outcomes[look, attack.name]) for look in looks if not look.control for attack in attacks
     )
@@ -114,7 +129,7 @@ def run_audit(
         protection=looks[0].setting.protection,
         clients=len(names),
         rows=rows,
-        repeats=repeats,
+        repeats=done,
         findings=tuple(
             _finding(look, first[look], attack, outcomes[look, attack.name], rows=rows, level=1 - _RISK if look.control else level)
             for look in looks
@@ -123,6 +138,7 @@ def run_audit(
         trainings=tuple(meter_training(client, consortium=consortium, model=model) for client in consortium.clients),
         holdings={look.party: first[look].holdings for look in looks if not look.control},
         seconds=time.perf_counter() - started,
+        opening=opening,
     )
 
 
@@ -144,14 +160,14 @@ def _looks(consortium: Consortium, *, rows: int) -> tuple[_Look, ...]:
 
 def _views(
     looks: Sequence[_Look], consortium: Consortium, model: nn.Module, canaries: Mapping[str, Canaries], *, columns: tuple[str, ...]
-) -> Iterator[tuple[_Look, View]]:
+) -> Iterator[tuple[Record, _Look, View]]:
     """Holds one round per setting and shows it to everybody who looks at that setting."""
     target = canaries[_TARGET]
     for setting, group in groupby(looks, key=lambda look: look.setting):
         record = hold_canary_round(consortium, model, setting, canaries, columns=columns)
         known = facts(setting, model, loss=consortium.loss, canaries=target)
         for look in group:
-            yield look, view(record, known, look.adversary, target=_TARGET, insider=_INSIDER)
+            yield record, look, view(record, known, look.adversary, target=_TARGET, insider=_INSIDER)
 
 
 def _finding(
@@ -188,4 +204,5 @@ def _measured(results: Sequence[Score], *, rows: int, level: float) -> Measured:
         false_certificates=sum(result.false for result in results),
         rows=rows,
         example=results[0].example,
+        bound=results[0].bound,
     )

@@ -1,6 +1,9 @@
 """The attacks of an audit, each with its own scoring. A new one is an object with these methods, put into the tuple.
 
-`run` never gets the truth. `score` never gets the observation. Both know the background, which is public.
+`run` never gets the truth. `score` never gets the observation. Both know the background, which is public but for its line-ups: these
+hold every record of the batch, as the attacker knows them that differential privacy is about, and hide one among others.
+
+`SUITE` takes milliseconds, so that every round can be attacked with it. `DEEPER` has what takes seconds.
 """
 
 import math
@@ -14,13 +17,19 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from privfed.attacks.analytic import EXACT, analytic
+from privfed.attacks.candidates import CandidateAttack
 from privfed.attacks.facts import AdaptiveOptimizer
+from privfed.attacks.most_likely import MostLikelyRows
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction, gradient_part, linear_layers
+from privfed.attacks.prior import Prior
 from privfed.attacks.quotients import quotients
+from privfed.attacks.reconstruction_bound import reconstruction_bound
 from privfed.attacks.scoring import check_certificates, marginal_rows, match_rows, mean_rows
-from privfed.audit.background import Background
+from privfed.attacks.spear import spear
+from privfed.audit.background import CANDIDATES, Background
 from privfed.audit.canaries import Canaries
 from privfed.audit.example import Example
+from privfed.dp.mechanism import PoissonSampledGaussian
 
 TOLERANCE = 0.05
 """Largest error of a number that counts as right, as a share of its column's range."""
@@ -45,6 +54,7 @@ class Score:
         certified: Rows that the attack certified.
         false: Those among them that are no canary.
         example: For the report; None for attacks that read no rows.
+        bound: What the declared noise allows anyone at most, 1 without noise; None for attacks of which no bound is known.
     """
 
     value: Mapping[Baseline, float]
@@ -52,6 +62,7 @@ class Score:
     certified: int = 0
     false: int = 0
     example: Example | None = None
+    bound: float | None = None
 
 
 Found = TypeVar("Found")
@@ -98,25 +109,96 @@ class RowAttack:
         return self.read(observation)
 
     def score(self, found: Reconstruction, truth: Canaries, background: Background, rng: np.random.Generator) -> Score:
-        """Share of cells right: numbers within `TOLERANCE` of their range. Certified rows must be right to within `analytic.EXACT`."""
-        schema, pool = truth.schema, background.pool.rows
-        typical = mean_rows(pool, schema=schema, count=len(truth))
-        guesses = {
-            Baseline.MEAN: [typical],
-            Baseline.MARGINAL: [marginal_rows(pool, schema=schema, count=len(truth), rng=rng) for _ in range(_DRAWS)],
-        }
+        """As `score_records`."""
+        return score_records(found, truth, background, rng)
 
-        def share(rows: NDArray[np.float64], guess: NDArray[np.float64]) -> float:
-            return float(match_rows(rows, truth.rows, schema=schema, tolerance=TOLERANCE, baseline=guess).right.mean())
 
-        check = check_certificates(found, truth.rows, schema=schema, tolerance=EXACT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LikelyRows:
+    """Reads rows with the help of what is known of records like these: what stands out of noise, and else what is usual."""
+
+    name: str = "records, likeliest under the known noise"
+    measure: str = "of cells right"
+
+    def run(self, observation: Observation, background: Background) -> Reconstruction | NotApplicable:
+        """Attacks with the pool for a prior."""
+        pool = background.pool
+        prior = Prior(rows=pool.rows, labels=pool.labels, schema=pool.schema)
+        return MostLikelyRows(module=background.module, prior=prior).attack(observation)
+
+    def score(self, found: Reconstruction, truth: Canaries, background: Background, rng: np.random.Generator) -> Score:
+        """As `score_records`."""
+        return score_records(found, truth, background, rng)
+
+
+def score_records(found: Reconstruction, truth: Canaries, background: Background, rng: np.random.Generator) -> Score:
+    """Share of cells right: numbers within `TOLERANCE` of their range. Certified rows must be right to within `analytic.EXACT`."""
+    schema, pool = truth.schema, background.pool.rows
+    typical = mean_rows(pool, schema=schema, count=len(truth))
+    guesses = {
+        Baseline.MEAN: [typical],
+        Baseline.MARGINAL: [marginal_rows(pool, schema=schema, count=len(truth), rng=rng) for _ in range(_DRAWS)],
+    }
+
+    def share(rows: NDArray[np.float64], guess: NDArray[np.float64]) -> float:
+        return float(match_rows(rows, truth.rows, schema=schema, tolerance=TOLERANCE, baseline=guess).right.mean())
+
+    check = check_certificates(found, truth.rows, schema=schema, tolerance=EXACT)
+    return Score(
+        value={kind: float(np.mean([share(found.rows, guess) for guess in draws])) for kind, draws in guesses.items()},
+        baseline={kind: float(np.mean([share(guess, guess) for guess in draws])) for kind, draws in guesses.items()},
+        certified=check.certified,
+        false=check.false,
+        example=Example.of(found, truth, typical, tolerance=TOLERANCE),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picks:
+    """Which candidate of each line-up was picked, and how often anybody can be right at most, 1 without noise."""
+
+    chosen: tuple[int, ...]
+    bound: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickAttack:
+    """Picks a record out of a line-up, knowing every other record of the batch: what the noise limits, and does not rule out."""
+
+    name: str = f"which of {CANDIDATES} records took part, all others known"
+    measure: str = "of picks right"
+
+    def run(self, observation: Observation, background: Background) -> Picks | NotApplicable:
+        """Picks from every line-up."""
+        chosen: list[int] = []
+        for line_up in background.line_ups:
+            attack = CandidateAttack(module=background.module, candidates=line_up.candidates, known=line_up.known)
+            guess = attack.attack(observation)
+            if isinstance(guess, NotApplicable):
+                return guess
+            chosen.append(guess.best)
+        if not chosen:
+            return NotApplicable(reason="there is no line-up to pick from")
+        return Picks(chosen=tuple(chosen), bound=_pick_bound(observation))
+
+    def score(self, found: Picks, truth: Canaries, background: Background, rng: np.random.Generator) -> Score:
+        """Share of picks that are the record. Nothing is drawn: whoever guesses is right once in `CANDIDATES` times."""
+        del rng
+        picked = [line_up.candidates.rows[chosen] for line_up, chosen in zip(background.line_ups, found.chosen, strict=True)]
+        right = [np.array_equal(row, record) for row, record in zip(picked, truth.rows[: len(picked)], strict=True)]
         return Score(
-            value={kind: float(np.mean([share(found.rows, guess) for guess in draws])) for kind, draws in guesses.items()},
-            baseline={kind: float(np.mean([share(guess, guess) for guess in draws])) for kind, draws in guesses.items()},
-            certified=check.certified,
-            false=check.false,
-            example=Example.of(found, truth, typical, tolerance=TOLERANCE),
+            value=dict.fromkeys(Baseline, float(np.mean(right))), baseline=dict.fromkeys(Baseline, 1 / CANDIDATES), bound=found.bound
         )
+
+
+def _pick_bound(observation: Observation) -> float:
+    """The reconstruction bound of what was seen: in a weighted sum, all clients' noise hides the record, as far as it weighs."""
+    training, coefficients = observation.training, observation.coefficients
+    if training.noise is None or not training.noise.noise_multiplier:
+        return 1.0
+    noise_multiplier = training.noise.noise_multiplier * math.hypot(*coefficients) / max(coefficients)
+    event = PoissonSampledGaussian(noise_multiplier=noise_multiplier, sample_rate=1.0, steps=training.steps)
+    return reconstruction_bound(event, candidates=CANDIDATES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,4 +248,12 @@ SUITE: tuple[AuditAttack[Any], ...] = (
     RowAttack(name="records, best guess", read=quotients),
     LabelAttack(),
 )
-"""What an audit runs unless told otherwise."""
+"""Milliseconds per view. What an audit runs unless told otherwise."""
+
+DEEPER: tuple[AuditAttack[Any], ...] = (
+    *SUITE,
+    RowAttack(name="records, all of a batch together", read=spear),
+    LikelyRows(),
+    PickAttack(),
+)
+"""Seconds per view: also all rows at once and exactly, the likeliest rows under the noise, and the test of the noise's own promise."""

@@ -114,7 +114,7 @@ def _clients(report: Report) -> list[Point]:
     worth = smallest.effective_clients
     if worth >= _FEW_CLIENTS:
         return []
-    if count >= _FEW_CLIENTS:
+    if count >= _FEW_CLIENTS or worth < count / 2:
         text = f"The smallest sum, of {count} clients, is worth one of {worth:.1f} with equal weight: it says most about the heaviest."
         return [Point(tone=Tone.CAUTION, lead="Even out the weights.", text=text)]
     if count == 1:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from privfed.audit.findings import Audit
+from privfed.audit.findings import Audit, Measured
 from privfed.audit.metering import TrainingReading
 from privfed.dp.statement import PrivacyStatement, Randomness
 from privfed.history import History
@@ -147,7 +147,7 @@ def _rounds(history: History, name: str) -> int:
 
 def audit_checks(audit: Audit | None) -> tuple[Check, ...]:
     """Whether the audit's attacks work at all, and whether clients train as they declare."""
-    return () if audit is None else (control_check(audit), *_training_checks(audit))
+    return () if audit is None else (control_check(audit), *_key_checks(audit), *_pick_checks(audit), *_training_checks(audit))
 
 
 def control_check(audit: Audit) -> Check:
@@ -158,6 +158,39 @@ def control_check(audit: Audit) -> Check:
         claim="The attacks of the audit work where nothing hides the rows.",
         evidence=evidence,
         holds=audit.controls_succeed,
+    )
+
+
+def _key_checks(audit: Audit) -> tuple[Check, ...]:
+    """Whether the key stays where it belongs; nothing is claimed where nothing was encrypted."""
+    if audit.opening is None:
+        return ()
+    return (
+        Check(
+            claim="Among the files of the server there is no secret key.",
+            evidence=f"every file after a canary round was read; found: {', '.join(audit.keys_at_server) or 'none'}",
+            holds=not audit.keys_at_server,
+        ),
+        Check(
+            claim="Opened sums are rounded to the grid, and so say nothing of the key.",
+            evidence=audit.opening.fault or audit.opening.evidence,
+            holds=not audit.opening.fault,
+        ),
+    )
+
+
+def _pick_checks(audit: Audit) -> tuple[Check, ...]:
+    """Whether the noise keeps its own promise; nothing is claimed where no noise is declared."""
+    limited = [(finding, finding.outcome) for finding in audit.audited if isinstance(finding.outcome, Measured) and finding.outcome.bound]
+    limited = [(finding, outcome) for finding, outcome in limited if outcome.bound != 1]
+    if not limited:
+        return ()
+    return (
+        Check(
+            claim="Nobody picks the record that took part out of others more often than the declared noise allows.",
+            evidence="; ".join(f"{finding.adversary.name}: {finding.sentence()}" for finding, _ in limited),
+            holds=not any(outcome.breaks_bound for _, outcome in limited),
+        ),
     )
 
 

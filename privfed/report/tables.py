@@ -18,6 +18,7 @@ _FORMS = {
     Form.NUMBERS: ("in the clear", Tone.CAUTION),
     Form.PUBLIC: ("no numbers", None),
     Form.OWN: ("its own", None),
+    Form.KEY: ("a secret key", Tone.DANGER),
 }
 
 
@@ -79,7 +80,7 @@ def finding_tone(finding: Finding) -> Tone | None:
     """How alarming a finding is: an attack that reads records, one that is better than guessing at anything, one that is not."""
     if finding.verdict is None:
         return None if finding.bytes_seen is None else Tone.CALM
-    if finding.reads_records:
+    if finding.reads_records or (isinstance(finding.outcome, Measured) and finding.outcome.breaks_bound):
         return Tone.DANGER
     return Tone.CAUTION if finding.verdict in (Verdict.BETTER, Verdict.UNDECIDED) else Tone.CALM
 
