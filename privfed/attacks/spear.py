@@ -64,7 +64,8 @@ def spear(observation: Observation, *, starts: int = 20_000, seed: int = 0) -> R
             best = found
         if best is not None and best.complete:
             break
-    if best is None:
+    # Where an update was compressed, what looks like a row may have no bias at all.
+    if best is None or not np.isfinite(best.rows).all():
         nothing = np.zeros(0)
         return Reconstruction(
             rows=np.zeros((0, schema.width)),

@@ -41,20 +41,22 @@ class OpeningReading:
 
 def read_opening(record: EncryptedRecord) -> OpeningReading:
     """Looks at a round's opening as everybody sees it, and tries to compute the key (see `privfed.attacks.key_recovery`)."""
-    published, params = record.published, record.params
+    published = record.published
     # What was opened was added to the model and taken off again.
     moved = np.abs(record.start.values).max() + np.abs(record.opened.vector.values).max()
-    divisor = sum(record.opened.coefficients.values())
-    rounding = 2 * float(np.spacing(moved)) * divisor / params.step + 2.0**-50 * float(np.abs(published).max())
+    opened = float(np.abs(record.opened.vector.values).max())
+    steps = float(np.abs(published).max())
+    rounding = 2 * float(np.spacing(moved)) * (steps / opened if opened else 0.0) + 2.0**-50 * steps
     off_grid = float(np.abs(published - np.rint(published)).max())
     recovered, words = _recover(record)
     return OpeningReading(off_grid=off_grid, rounding=rounding, recovered=recovered, words=words)
 
 
 def _recover(record: EncryptedRecord) -> tuple[bool, str]:
-    params, total = record.params, record.total
-    size = params.chunk_coordinates
-    if total is None or len(record.published) < 2 * size:
+    params, size, total = record.params, record.params.chunk_coordinates, record.total
+    if total is None:
+        return False, "not tried, because in this trust mode no client holds the key"
+    if len(record.published) < 2 * size:
         return False, "not tried, because fewer than two whole ciphertexts were opened"
     raw = record.published * 2.0**params.guard_bits
     chunks = [real_parts(raw[start : start + size], params) for start in (0, size)]
