@@ -8,12 +8,14 @@ from types import UnionType
 from torch import nn
 
 from privfed.aggregation.linear import check_weight
+from privfed.compression import Compressor, ErrorFeedback
 from privfed.data.samples import Samples
 from privfed.dp.countersign import check_stated, record, state_head
 from privfed.dp.entries import Party, Signer
 from privfed.dp.ledger import Ledger, Reservation
 from privfed.dp.mechanism import Budget
 from privfed.dp.silo import SiloNoise
+from privfed.errors import UnsupportedInThisModeError
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
 from privfed.identity import check_name
@@ -42,6 +44,8 @@ class Client:
         training: How it trains. Public.
         ledger: Account of what its data have spent. `DpSgd` cannot be without one.
         compiled: What `compile_sum` made of the model, the loss and `training`; left out, nothing is compiled.
+        compressor: Makes every update coarser before it is encrypted, and keeps what that leaves out for the next one; left out, updates
+            go as they are. Public.
 
     Raises:
         TypeError: If data, training or ledger are of another kind. Nothing was charged.
@@ -55,6 +59,7 @@ class Client:
     ledger: Ledger | None = None
     weight: float = 1
     compiled: CompiledSum | None = None
+    compressor: Compressor | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -142,7 +147,13 @@ class Trainer:
         self._scaffold = correction if isinstance(correction, Scaffold) else None
         self._params = params
         self._layout = start.layout
+        if client.compressor is not None and (self._scaffold is not None or silo is not None):
+            raise UnsupportedInThisModeError(
+                f"{client.name!r} compresses its updates, which SCAFFOLD and silo noise have no proof for; nothing was trained; take the "
+                "compressor away, or them"
+            )
         self._variates = self._control_variates()
+        self._feedback = self._error_feedback()
         self._randomness = randomness
         self._witness = witness
         self._silo = silo
@@ -207,7 +218,9 @@ class Trainer:
             record(self._client.ledger, statement, answers, owner=owner, context=context)
 
     def remember(self, directory: Path, *, rounds: tuple[int, ...]) -> None:
-        """Keeps what training must not forget in a folder, or takes up again what is kept there: the variates of SCAFFOLD.
+        """Keeps what training must not forget in a folder, or takes up again what is kept there.
+
+        That is the variates of SCAFFOLD, and what compression left out.
 
         Args:
             directory: This client's own. Private.
@@ -217,15 +230,23 @@ class Trainer:
             HistoryMismatchError: If the folder misses a round that is in the model.
         """
         self._variates = self._control_variates(directory / "variates.sqlite", rounds=rounds)
+        self._feedback = self._error_feedback(directory / "remainder.sqlite", rounds=rounds)
 
     def opened(self, aggregate: Aggregate[PlainVector], *, attempt: int) -> None:
         """Takes note of an opened aggregate, durably, before it enters the client's model. Again, it does nothing.
 
         Raises:
-            PrivFedError: As `ControlVariates.opened`; the aggregate must not enter the model.
+            PrivFedError: As `ControlVariates.opened` and `ErrorFeedback.opened`; the aggregate must not enter the model.
         """
         if self._variates is not None:
             self._variates.opened(aggregate, client=self._client.name, attempt=attempt)
+        if self._feedback is not None:
+            self._feedback.opened(aggregate, client=self._client.name, attempt=attempt)
+
+    def _error_feedback(self, path: Path | None = None, *, rounds: tuple[int, ...] = ()) -> ErrorFeedback | None:
+        if self._client.compressor is None:
+            return None
+        return ErrorFeedback(compressor=self._client.compressor, layout=self._layout, path=path, rounds=rounds)
 
     def _control_variates(self, path: Path | None = None, *, rounds: tuple[int, ...] = ()) -> ControlVariates | None:
         if self._scaffold is None:
@@ -263,7 +284,10 @@ class Trainer:
             compiled=client.compiled,
             round=round,
         )
-        update = Update(sender=client.name, round=round, vector=result.update_values)
+        vector = result.update_values
+        if self._feedback is not None:
+            vector = self._feedback.compress(vector, self._params, round=round, attempt=attempt)
+        update = Update(sender=client.name, round=round, vector=vector)
         if self._variates is not None:
             # What enters the sum is on the grid and within its bound; so is what the variates follow.
             sent = dequantise(quantise(update.vector.values, self._params)[0], 1, self._params)

@@ -1,10 +1,24 @@
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from privfed.compression import Compressor, Sign, StochasticQuantisation, TopK, with_feedback
+from privfed.audit.metering import meter_training
+from privfed.compression import Compressor, ErrorFeedback, Sign, StochasticQuantisation, TopK, with_feedback
+from privfed.consortium import Plaintext
+from privfed.dp.silo import SiloNoise
+from privfed.engines.local import Simulation
+from privfed.errors import HistoryMismatchError, LayoutMismatchError, UnsupportedInThisModeError
+from privfed.he.params import CkksParams
+from privfed.training.scaffold import Scaffold
+from privfed.update import Aggregate, Layout, PlainVector
+from tests.consortia import OPEN, consortium, network
+from tests.test_session import Bank
 
 ALL: list[Compressor] = [TopK(share=0.1), TopK(share=1.0), Sign(), StochasticQuantisation(levels=4)]
 UPDATES = arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e3, 1e3))
@@ -63,3 +77,106 @@ def test_compressors_that_keep_nothing_are_refused() -> None:
             TopK(share=share)
     with pytest.raises(ValueError, match="at least 1 level"):
         StochasticQuantisation(levels=0)
+
+
+# -- error feedback of a client -------------------------------------------------------------------------------------------------
+
+LAYOUT = Layout(names=("w",), shapes=((8,),))
+PARAMS = CkksParams.standard()
+HALF = TopK(share=0.5)
+
+
+def vector(*values: float) -> PlainVector:
+    return PlainVector(layout=LAYOUT, values=np.array(values))
+
+
+FIRST, SECOND = vector(0.5, 0.1, 0.5, 0.1, 0.5, 0.1, 0.5, 0.1), vector(*[0.25] * 8)
+
+
+def opened(number: int, **coefficients: int) -> Aggregate[PlainVector]:
+    return Aggregate(round=number, vector=vector(*[0.0] * 8), coefficients=coefficients)
+
+
+def test_what_a_round_left_out_is_sent_in_the_next_one_after_a_restart_too(tmp_path: Path) -> None:
+    path = tmp_path / "remainder.sqlite"
+    feedback = ErrorFeedback(compressor=HALF, layout=LAYOUT, path=path)
+    sent = feedback.compress(FIRST, PARAMS, round=0, attempt=0).values
+    assert np.flatnonzero(sent).tolist() == [0, 2, 4, 6]
+    feedback.opened(opened(0, a=1, b=1), client="a", attempt=0)
+    again = ErrorFeedback(compressor=HALF, layout=LAYOUT, path=path, rounds=(0,))
+    for one in (feedback, again):
+        after = one.compress(SECOND, PARAMS, round=1, attempt=0).values
+        assert np.flatnonzero(after).tolist() == [1, 3, 5, 7]
+        assert after[1] == pytest.approx(0.35, abs=PARAMS.step)
+    # Nothing is lost but what is still left, to the rounding of double precision: the grid's own rounding is made up for as well.
+    again.opened(opened(1, a=1), client="a", attempt=0)
+    np.testing.assert_allclose(sent + after + again._left.values, FIRST.values + SECOND.values, atol=1e-15, rtol=0)
+
+
+def test_a_round_that_was_not_opened_or_had_others_in_it_leaves_the_remainder_as_it_was() -> None:
+    feedback = ErrorFeedback(compressor=HALF, layout=LAYOUT)
+    first = feedback.compress(FIRST, PARAMS, round=0, attempt=0)
+    assert np.array_equal(feedback.compress(FIRST, PARAMS, round=0, attempt=1).values, first.values)
+    feedback.opened(opened(0, a=0, b=1), client="a", attempt=1)
+    assert np.array_equal(feedback.compress(FIRST, PARAMS, round=1, attempt=0).values, first.values)
+    feedback.opened(opened(1, a=1, b=1), client="a", attempt=0)
+    left = feedback._left.values
+    feedback.opened(opened(1, a=1, b=1), client="a", attempt=0)
+    assert feedback._left.values is left
+
+
+def test_a_remainder_that_is_not_of_the_opened_round_or_of_the_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "remainder.sqlite"
+    feedback = ErrorFeedback(compressor=HALF, layout=LAYOUT, path=path)
+    feedback.compress(FIRST, PARAMS, round=0, attempt=0)
+    with pytest.raises(HistoryMismatchError, match="'a' took part in round 0 and does not know what it left out"):
+        feedback.opened(opened(0, a=1), client="a", attempt=1)
+    with pytest.raises(HistoryMismatchError, match="misses a round that is in the model"):
+        ErrorFeedback(compressor=HALF, layout=LAYOUT, path=path, rounds=(0,))
+    with pytest.raises(LayoutMismatchError):
+        ErrorFeedback(compressor=HALF, layout=Layout(names=("w",), shapes=((9,),)), path=path)
+
+
+def test_an_encrypted_round_of_compressed_updates_equals_the_same_round_in_the_clear_bit_for_bit(tmp_path: Path) -> None:
+    models = []
+    with ExitStack() as stack:
+        for keys in ({}, {"keys": Plaintext()}):
+            banks = consortium(stack, tmp_path, training=OPEN, **keys)
+            banks = replace(banks, clients=[replace(client, compressor=TopK(share=0.05)) for client in banks.clients])
+            with Simulation(banks, network()) as simulation:
+                history = simulation.run(rounds=2)
+                sent = [update.vector.values for update in simulation.updates.values()]
+            size = history.model.layout.size
+            assert all(np.count_nonzero(values) <= np.ceil(0.05 * size) for values in sent)
+            models.append(history.model.values)
+    assert np.array_equal(*models)
+
+
+def test_a_client_compresses_what_it_sends_and_takes_its_remainder_up_again_after_a_restart(tmp_path: Path) -> None:
+    bank = Bank(tmp_path)
+    with bank.ledger() as ledger:
+        trainer = bank.trainer(ledger)
+        squeezed = bank.trainer(ledger, client=replace(trainer._client, compressor=HALF))
+        bank.session(ledger, trainer=squeezed).upload(bank.round())
+    size = bank.start.layout.size
+    assert np.count_nonzero(bank.trained[-1].vector.values) <= np.ceil(size / 2)
+    assert (tmp_path / "bank_a" / "remainder.sqlite").exists()
+
+
+def test_compression_is_refused_with_scaffold_and_silo_noise_before_anything_is_trained(tmp_path: Path) -> None:
+    bank = Bank(tmp_path)
+    silo = SiloNoise(weights={"bank_a": 1}, clip_steps=10, noise_multiplier=1.0, coordinates=bank.start.layout.size)
+    with bank.ledger() as ledger:
+        client = replace(bank.trainer(ledger)._client, compressor=HALF)
+        for other in ({"silo": silo}, {"correction": Scaffold(clients=3)}):
+            with pytest.raises(UnsupportedInThisModeError, match="compresses its updates.*nothing was trained"):
+                bank.trainer(ledger, client=client, **other)
+        assert not ledger.events()
+
+
+def test_a_client_that_compresses_is_measured_to_train_as_it_declares(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        banks = consortium(stack, tmp_path)
+        metered = meter_training(replace(banks.clients[0], compressor=HALF), consortium=banks, model=network())
+    assert metered.reading is not None
+    assert metered.fault == ""

@@ -195,5 +195,6 @@ class _Trial:
         self, module: nn.Module, samples: Samples, mechanism: DpSgd, *, loss: PerSampleLoss, compiled: CompiledSum | None = None
     ) -> PlainVector:
         """What one round of training gives, as it is opened when nobody else sends anything."""
-        canary = replace(self.client, data=samples, training=mechanism, compiled=compiled)
+        # Compression comes after the noise, and would be measured in its place.
+        canary = replace(self.client, data=samples, training=mechanism, compiled=compiled, compressor=None)
         return lone_update(canary, module, consortium=self.consortium, loss=loss)
