@@ -30,7 +30,7 @@ from privfed.dp.clipping import AdaptiveClipping
 from privfed.errors import UnsupportedModelError
 from privfed.he.params import CkksParams
 from privfed.report.checks import audit_checks
-from privfed.report.tables import finding_tone
+from privfed.report.tables import finding_tone, gain_words
 from privfed.report.tone import Tone
 from privfed.training.loss import BinaryCrossEntropy, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate
@@ -266,6 +266,7 @@ def test_picks_stay_within_what_the_noise_allows_and_are_not_told_as_records_rea
         assert "the declared noise allows" in finding.sentence()
         better = replace(finding, outcome=replace(measured(finding), gain=interval([0.5, 0.5, 0.51])))
         assert better.verdict is Verdict.BETTER
+        assert gain_words(better) == "no more than the declared noise allows"
         told = replace(deep_audit, findings=(better, *deep_audit.findings))
         assert better not in told.better_than_guessing
         assert told.shown(better.party) is not better
@@ -288,6 +289,7 @@ def test_more_picks_than_the_declared_noise_allows_are_found_where_the_noise_is_
     (found,) = audit.of(SERVER.name)
     assert measured(found).breaks_bound
     assert finding_tone(found) is Tone.DANGER
+    assert gain_words(found) == "MORE than the declared noise allows"
     assert any(check.holds is False and "picks the record" in check.claim for check in audit_checks(audit))
 
 

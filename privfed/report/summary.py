@@ -141,7 +141,7 @@ def _audited(audit: Audit) -> Point:
     if not audit.controls_succeed:
         text = "Its attacks fail even where nothing protects the records, so that it proves nothing that they fail under protection."
         return Point(tone=Tone.CAUTION, lead="The audit says nothing about this model", text=text)
-    undecided = [finding for finding in audit.audited if finding.verdict is Verdict.UNDECIDED]
+    undecided = [finding for finding in audit.audited if finding.verdict is Verdict.UNDECIDED and not finding.picks]
     if any(finding.about_records for finding in undecided):
         text = (
             f"No attack is shown to read records, but {audit.repeats} batches are too few to rule out that one reads a record in every "

@@ -68,6 +68,9 @@ def gain_words(finding: Finding) -> str:
     if not isinstance(finding.outcome, Measured):
         return ""
     outcome = finding.outcome
+    if finding.picks:
+        allowed = "no promise to break" if outcome.bound == 1 else "no more than the declared noise allows"
+        return "MORE than the declared noise allows" if outcome.breaks_bound else allowed
     if outcome.gain.low == outcome.gain.high == 0:
         return "the same as guessing"
     if outcome.certified and outcome.gain.low <= 0:
