@@ -53,8 +53,8 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ),
     (
         "picks",
-        "The test of the noise's own promise: an attacker who knows every other record names the one that took part out of ten. How often it "
-        "may be right is what the declared noise allows; more often means that there is less noise.",
+        "The test of the noise's own promise: an attacker who knows every other record names the one that took part out of ten. How often "
+        "it may be right is what the declared noise allows; more often means that there is less noise.",
     ),
     (
         "effective clients",
