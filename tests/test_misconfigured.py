@@ -86,7 +86,7 @@ def test_a_secret_key_in_the_folder_of_the_server_is_found_and_used(make: Make, 
     assert Form.KEY in {holding.form for holding in audit.holdings[SERVER.name]}
     assert Form.OPENABLE in {holding.form for holding in audit.holdings[SERVER.name]}
     assert not any(holding.form is Form.KEY for holding in audit.holdings[OUTSIDER.name])
-    check = claim(audit, "no secret key")
+    check = claim(audit, "No key lies")
     assert check.holds is False
     assert "context.bin" in check.evidence
     assert "the secret key, in context.bin" in faults(audit)
@@ -95,12 +95,12 @@ def test_a_secret_key_in_the_folder_of_the_server_is_found_and_used(make: Make, 
 def test_a_secret_key_at_the_server_is_found_where_noise_hides_the_records_all_the_same(make: Make, key_at_server: None) -> None:
     audit = audited(make())
     assert not audit.of(SERVER.name)[0].reads_records
-    assert claim(audit, "no secret key").holds is False
+    assert claim(audit, "No key lies").holds is False
 
 
 def test_no_key_is_found_at_the_server_of_a_federation_that_is_set_up_right(make: Make) -> None:
     audit = audited(make())
-    assert claim(audit, "no secret key").holds is True
+    assert claim(audit, "No key lies").holds is True
     assert claim(audit, "rounded to the grid").holds is True
     assert faults(audit) == ""
     assert json.loads(json.dumps(audit.to_json()))["opening"]["fault"] is None
@@ -217,4 +217,4 @@ def test_the_report_of_a_wrong_set_up_says_so_first(make: Make, key_at_server: N
     banks = make()
     report = Report(title="a run", history=run_of(banks), audit=audited(banks))
     assert verdict(report).lead == "Not all that is claimed holds"
-    assert "no secret key" in verdict(report).text
+    assert "No key lies" in verdict(report).text

@@ -556,7 +556,7 @@ def test_a_claim_that_fails_is_on_the_first_page(report: Report) -> None:
 def test_what_was_not_tested_is_not_said_to_hold(report: Report) -> None:
     assert [Check(claim="", evidence="", holds=holds).verdict for holds in (True, False, None)] == ["holds", "does not hold", "not tested"]
     point = certainty(replace(report, further_checks=(Check(claim="c", evidence="e", holds=None),)))[2]
-    assert (point.tone, point.text) == (Tone.CAUTION, "8 of 9 that are listed below hold. 1 could not be tested.")
+    assert (point.tone, point.text) == (Tone.CAUTION, "10 of 11 that are listed below hold. 1 could not be tested.")
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def _key_checks(audit: Audit) -> tuple[Check, ...]:
         return ()
     return (
         Check(
-            claim="Among the files of the server there is no secret key.",
+            claim="No key lies among the files of the server.",
             evidence=f"every file after a canary round was read; found: {', '.join(audit.keys_at_server) or 'none'}",
             holds=not audit.keys_at_server,
         ),

@@ -52,11 +52,6 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
         "A control: the same attacks without noise, and with the key. If they fail there too, that they fail here says nothing.",
     ),
     (
-        "picks",
-        "The test of the noise's own promise: an attacker who knows every other record names the one that took part out of ten. How often "
-        "it may be right is what the declared noise allows; more often means that there is less noise.",
-    ),
-    (
         "effective clients",
         "How many clients of equal weight a sum is worth: 3 clients, one of which has nearly all the weight, are 1.",
     ),
