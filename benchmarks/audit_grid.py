@@ -84,6 +84,10 @@ class Setting:
     likeliest: bool = False
 
 
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 PLAIN = Setting(name="plain", group="defence", likeliest=True)
 DEFENCES = (
     PLAIN,
@@ -99,10 +103,18 @@ BATCHES = tuple(
     Setting(name=f"batch of {size}", group="batch size", value=size, rows=size, batch_size=size) for size in (1, 2, 4, 8, 16, 32, 64)
 )
 EPOCHS = tuple(
-    Setting(name=f"{epochs} local epochs", group="local epochs", value=epochs, rows=EVERY_ROW, steps=2 * epochs) for epochs in (1, 2, 5, 10)
+    Setting(name=_count(epochs, "local epoch"), group="local epochs", value=epochs, rows=EVERY_ROW, steps=2 * epochs)
+    for epochs in (1, 2, 5, 10)
 )
 SUMS = tuple(
-    Setting(name=f"sum of {count} clients", group="clients in the sum", value=count, clients=count, rows=2, batch_size=2)
+    Setting(
+        name=f"sum of {_count(count, 'client')}",
+        group="clients in the sum",
+        value=count,
+        clients=count,
+        rows=2,
+        batch_size=2,
+    )
     for count in (1, 2, 3, 5, 10)
 )
 GRID = (*DEFENCES, *EPSILONS, *BATCHES, *EPOCHS, *SUMS)
@@ -375,9 +387,12 @@ def dossier(summaries: Sequence[Summary], grid: Sequence[Setting], *, seeds: int
         f"Of {seeds} batches of each table, none known to the attacker: the share of cells that the best of several attacks had right, "
         "with its 95 % t-interval, beside what guessing reaches on the same batches (the mean record, or one drawn at public "
         "frequencies). The advantage is the share of what guessing leaves open: 1 everything, 0 nothing. The best of several attacks is "
-        "chosen by the score itself, so where all only guess it is a little above guessing by chance.",
+        "chosen by the score itself, so where all only guess it is a little above guessing by chance; an attack that found "
+        "nothing says what guessing says, and has an advantage of 0.",
         "",
         "![Cells read](audit.svg)",
+        "",
+        "Where lines cover each other, the tables are read alike.",
         "",
         f"| {' | '.join(_HEAD)} |",
         f"|{'---|' * len(_HEAD)}",
@@ -391,10 +406,12 @@ def dossier(summaries: Sequence[Summary], grid: Sequence[Setting], *, seeds: int
         "the scale.",
         "* Compression is measured in a first round, before error feedback sends what was left out. It makes some attacks fail, and "
         "promises nothing about others.",
-        "* A sum, or a larger batch, stops exact attacks when there are more records than the table has columns or the layer neurons; "
-        "until then all records of all clients are read at once.",
+        "* A sum, or a larger batch, stops exact attacks once it has about as many records as the table has columns, or more than the "
+        "search can separate. Below that, all records of all clients are read at once, and more local epochs hide nothing.",
         "* Picks: how often the attacker that differential privacy is about, who knows every other record, is right about which of 10 "
-        "records took part; and how often anybody can be at most (reconstruction robustness: Hayes et al., 2023, arXiv:2302.07225).",
+        "records took part; and how often anybody can be at most (reconstruction robustness: Hayes et al., 2023, "
+        f"arXiv:2302.07225). A share of {seeds * ROWS} picks has a standard error of up to {0.5 / math.sqrt(seeds * ROWS):.0%}, so some "
+        "are above it by chance.",
         "",
         "## What was attacked",
         "",
