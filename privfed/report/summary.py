@@ -209,7 +209,7 @@ def _attacks(report: Report) -> Point:
     gains = [found.outcome.gain.high for found in audit.of(weakest.party) if found.about_records and isinstance(found.outcome, Measured)]
     if gains and finding is not None and finding.verdict is not Verdict.BETTER:
         text += f"; a gain of at most {_points(max(0.0, *gains))} (95% confidence)"
-    best = audit.best_control
+    best = weakest.control or audit.best_control
     text += "." if best is None else f". With the protection taken away: {best.sentence()}. So the attacks work."
     return Point(tone=_worst(audit), lead="Attacks", text=text)
 
