@@ -27,6 +27,9 @@ from privfed.consortium import Consortium
 from privfed.engines.local import Simulation
 from privfed.errors import AgreementMismatchError, OpeningRefusedError
 from privfed.he.codec import gather, unpack_words
+from privfed.he.escrow_secret import EscrowKey
+from privfed.he.params import CkksParams
+from privfed.he.threshold import ThresholdKey
 from privfed.history import History
 from privfed.report.advice import advice
 from privfed.report.checks import Check, audit_checks
@@ -104,6 +107,35 @@ def test_no_key_is_found_at_the_server_of_a_federation_that_is_set_up_right(make
     assert claim(audit, "rounded to the grid").holds is True
     assert faults(audit) == ""
     assert json.loads(json.dumps(audit.to_json()))["opening"]["fault"] is None
+
+
+TRUST: dict[str, Callable[[], dict[str, Any]]] = {
+    "EscrowKey": lambda: {"keys": EscrowKey.generate(), "params": CkksParams.escrow()},
+    "ThresholdKey": lambda: {"keys": ThresholdKey(clients=3, corrupted=0, dropouts=0), "params": CkksParams.threshold(clients=3)},
+}
+
+
+@pytest.mark.parametrize("mode", TRUST)
+def test_nothing_is_found_where_no_client_holds_a_key_and_all_is_right(make: Make, mode: str) -> None:
+    audit = audited(make(training=OPEN, **TRUST[mode]()))
+    assert audit.mode == mode
+    assert claim(audit, "No key lies").holds is True
+    assert claim(audit, "rounded to the grid").holds is True
+    assert audit.opening is not None
+    assert "no client holds the key" in audit.opening.words
+
+
+def test_the_key_of_the_key_holder_in_the_folder_of_the_server_is_found_and_used(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hold(*arguments: Any, **options: Any) -> Any:
+        record = hold_canary_round(*arguments, **options)
+        if not isinstance(record, EncryptedRecord) or not isinstance(record.keys, EscrowKey):
+            return record
+        return replace(record, stored=dict(record.stored) | {"backup/key.bin": b"x" + record.keys._secret})
+
+    monkeypatch.setattr(run, "hold_canary_round", hold)
+    audit = audited(make(training=OPEN, **TRUST["EscrowKey"]()))
+    assert audit.of(SERVER.name)[0].reads_records
+    assert "backup/key.bin" in claim(audit, "No key lies").evidence
 
 
 # -- openings with their noise ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from privfed.agreement import RoundContext
 from privfed.attacks.adversary import Form, Holding
 from privfed.he import threshold
-from privfed.he.additive import CkksVector, weighted_sum
+from privfed.he.additive import CkksVector, SeededSum, weighted_sum
 from privfed.he.codec import dequantise, quantise
 from privfed.he.escrow import RunningSum, WholeVector
 from privfed.he.escrow_secret import EscrowKey
@@ -92,8 +92,8 @@ class EncryptedRecord:
         if self._round_key is None:
             return None
         message = decode_aggregate(self._message("aggregate"), self.context, self._round_key.key_id)
-        if isinstance(message.total, CkksVector):
-            return message.total
+        if not isinstance(message.total, SeededSum):
+            return message.total if isinstance(message.total, CkksVector) else None
         return message.total.regenerate(self.context.agreement.weighting.multipliers(message.digest.coefficients))
 
     def _identify(self, path: str, data: bytes) -> tuple[str, Holding]:
