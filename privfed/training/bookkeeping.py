@@ -52,7 +52,7 @@ class BookKeeping(ClippedGradients):
         return 4 * sum(layer.in_features + layer.out_features for layer in self._layers)
 
     def of_records(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._write_down(self._pieces(features, labels)), dim=1)
+        return torch.cat(self._write_down(self._pieces_of(features, labels)), dim=1)
 
     def _write_down(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The gradients of each record, one tensor of shape (records, numel) per parameter; empty for those of other layers."""

@@ -108,7 +108,7 @@ class _HookedGradients(BookKeeping):
         return super().numbers_per_record + 2 * sum(self._sizes[index] for index, _ in self._hooked)
 
     def of_records(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        pieces = self._pieces(features, labels)
+        pieces = self._pieces_of(features, labels)
         rows = self._write_down(pieces)
         for (index, _), row in zip(self._hooked, pieces[2 * len(self._layers) :], strict=True):
             rows[index] = row

@@ -115,10 +115,13 @@ class ClippedGradients(ABC):
 
     def _pass(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
         """As `_add`, from records that fit into one pass."""
-        shapes = self.shapes
-        rows = shapes[0] * -(-len(features) // shapes[0])
-        pieces = self._pieces(filled_up(features, rows), filled_up(labels, rows))
-        return self._add([piece[: len(features)] for piece in pieces], total)
+        return self._add(self._pieces_of(features, labels), total)
+
+    def _pieces_of(self, features: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        """As `_pieces`, of records that are filled up to whole blocks for it."""
+        block = self.shapes[0]
+        rows = block * -(-len(features) // block)
+        return [piece[: len(features)] for piece in self._pieces(filled_up(features, rows), filled_up(labels, rows))]
 
     @property
     def shapes(self) -> Sequence[int]:

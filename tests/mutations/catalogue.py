@@ -439,8 +439,8 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "passes are as long as their batch",
         "privfed/training/gradients.py",
-        "pieces = self._pieces(filled_up(features, rows), filled_up(labels, rows))",
-        "pieces = self._pieces(features, labels)",
+        "for piece in self._pieces(filled_up(features, rows), filled_up(labels, rows))]",
+        "for piece in self._pieces(features, labels)]",
         ("tests/training/test_gradients.py", "tests/training/test_steady.py"),
     ),
     Mutation(
