@@ -187,6 +187,11 @@ class Trainer:
         return self._silo
 
     @property
+    def adds_noise(self) -> bool:
+        """Whether every training has fresh noise of differential privacy. Public: it was declared."""
+        return isinstance(self._client.training, DpSgd)
+
+    @property
     def population(self) -> str | None:
         """Population of the client's ledger; None if it keeps none. Public."""
         return None if self._client.ledger is None else self._client.ledger.population

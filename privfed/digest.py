@@ -8,6 +8,7 @@ from privfed.agreement import DIGEST_BYTES, RoundContext
 from privfed.he.params import SEALED_TAGS_BYTES
 from privfed.identity import SIGNATURE_BYTES
 from privfed.message import write_text
+from privfed.trust import ThresholdTrust
 
 COUNT_BYTES = 4
 COEFFICIENT_BYTES = 8
@@ -80,3 +81,19 @@ class RoundDigest:
     def digest(self, context: RoundContext) -> bytes:
         """SHA-256 over the agreement, the round, the attempt, the key id and everything in here, 32 bytes."""
         return hashlib.sha256(b"privfed digest v1" + context.digest + self.key_id + self.payload).digest()
+
+    def history(self, context: RoundContext, aggregate: bytes) -> bytes:
+        """The history of the round after this one, 32 bytes.
+
+        It is the digest, which fixes what is opened where tags or a key holder vouch for the sum. In `ThresholdKey` nothing does, so it
+        covers the message that was opened as well: clients to whom the server gave different sums have different histories, and no
+        round is held on both.
+
+        Args:
+            context: Agreement, round and attempt.
+            aggregate: The aggregate message.
+        """
+        digest = self.digest(context)
+        if not isinstance(context.agreement.trust, ThresholdTrust):
+            return digest
+        return hashlib.sha256(b"privfed history of an opened sum v1" + digest + hash_message(aggregate)).digest()

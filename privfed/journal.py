@@ -78,6 +78,12 @@ class Journal:
             ).fetchall()
         return {number: bool(finished) for number, finished in rows}
 
+    def promises(self, session: bytes) -> tuple[int, ...]:
+        """The rounds of a session for which this party stands to a digest, in ascending order."""
+        with self._table.transaction() as connection:
+            rows = connection.execute("SELECT round FROM rounds WHERE session = ? ORDER BY round", (session,)).fetchall()
+        return tuple(number for (number,) in rows)
+
     def promised(self, context: RoundContext) -> bool:
         """Whether this party stands to a digest of this attempt."""
         place = (context.agreement.session, context.round, context.attempt)

@@ -29,7 +29,7 @@ class _Opened:
     """What is known of an aggregate that was opened."""
 
     aggregate: bytes
-    digest: bytes
+    history: bytes
     heads: SignedHeads
 
 
@@ -100,7 +100,7 @@ class Opener(ABC):
         total = self._checked_sum(message)
         if self._check_heads is not None:
             self._check_heads(message.heads)
-        opened = _Opened(aggregate=hash_message(data), digest=final.digest(self._context), heads=message.heads)
+        opened = _Opened(aggregate=hash_message(data), history=final.history(self._context, data), heads=message.heads)
         self._journal.begin(self._context, digest.digest(self._context), aggregate=opened.aggregate)
         agreement = self._context.agreement
         grid_sum = self._open(total, message)
@@ -131,13 +131,13 @@ class Opener(ABC):
     def _open(self, total: Total, message: OpenableAggregate) -> NDArray[np.int64]: ...
 
     @property
-    def digest(self) -> bytes:
-        """`RoundDigest.digest` of what was opened, 32 bytes: the history of the next round.
+    def history(self) -> bytes:
+        """`RoundDigest.history` of what was opened, 32 bytes.
 
         Raises:
             OpeningRefusedError: If nothing was opened here.
         """
-        return self._what_was_opened().digest
+        return self._what_was_opened().history
 
     @property
     def decision(self) -> Decision | None:

@@ -19,8 +19,8 @@ class QuorumOpener(Opener):
     """Opens the aggregate of one round with the answers of a quorum, each of which is the approval of the digest as well.
 
     As any two quorums share an honest client, which answers once in a round, no two digests of one round are ever both opened, by
-    anybody: see `ThresholdKey`. That the sum is the sum of the uploads is not checked here; the server may make it another one, and
-    whoever opens it learns no more for it.
+    anybody: see `ThresholdKey`. That the sum is the sum of the uploads is not checked here: the server may make it another one, the
+    same for all who are to go on together, see `RoundDigest.history`.
 
     Args:
         context: Agreement, round and attempt.

@@ -157,7 +157,7 @@ class Participant:
             self.session.keep_scores(context, decision.scores)
             layout = aggregate.vector.layout
             moved = replace(aggregate, vector=PlainVector(layout=layout, values=decision.scale * aggregate.vector.values))
-        self.session.apply(moved, digest=holder.digest, attempt=context.attempt)
+        self.session.apply(moved, history=holder.history, attempt=context.attempt)
         self.session.keep_countersignatures(context, holder.heads)
         holder.finish()
         self.opened = aggregate

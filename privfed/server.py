@@ -128,12 +128,15 @@ class Server:
         return () if self.phase in (Phase.SETUP, Phase.UPLOAD) else self._digest().participants
 
     def next_history(self) -> bytes:
-        """`RoundDigest.digest` of the announced digest, 32 bytes: the history of the round after this one.
+        """`RoundDigest.history` of this round, 32 bytes.
 
         Raises:
-            CohortError: If no digest was announced.
+            CohortError: If no digest was announced, or nothing was summed.
         """
-        return self._decided().digest(self._context)
+        decided = self._decided()
+        if self.phase is not Phase.DONE:
+            raise CohortError(f"nothing was summed in round {self._context.round}, so nothing can build on it")
+        return decided.history(self._context, self._spool.get(Phase.APPROVAL.value))
 
     def coefficients(self) -> dict[str, int]:
         """Integer coefficient of each participant in the sum, by name.

@@ -325,14 +325,14 @@ class ClientSession:
                 "nothing was done; open the missed aggregates first"
             )
 
-    def apply(self, aggregate: Aggregate[PlainVector], *, digest: bytes, attempt: int = 0) -> None:
+    def apply(self, aggregate: Aggregate[PlainVector], *, history: bytes, attempt: int = 0) -> None:
         """Moves the model by an opened aggregate, as the agreed server optimiser does, durably, after training took note of it.
 
         The opening has begun in `journal`, as `KeyHolder` does it: a start on a model whose rounds the journal does not know is refused.
 
         Args:
             aggregate: Of a later round than those in the model.
-            digest: `RoundDigest.digest` of that round, 32 bytes: the history from here on.
+            history: `RoundDigest.history` of that round, 32 bytes: the history from here on.
             attempt: Number of the attempt that was opened.
 
         Raises:
@@ -343,7 +343,7 @@ class ClientSession:
         self._lock.check()
         if aggregate.vector.layout != self._agreement.layout:
             raise LayoutMismatchError("the aggregate has another layout than the agreement; the model is as it was")
-        state = self._state.after(aggregate.vector, round=aggregate.round, optimizer=self._agreement.server_optimizer, history=digest)
+        state = self._state.after(aggregate.vector, round=aggregate.round, optimizer=self._agreement.server_optimizer, history=history)
         self._trainer.opened(aggregate, attempt=attempt)
         self._store.save(state)
         self._state = state

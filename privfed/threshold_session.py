@@ -62,14 +62,29 @@ class ThresholdSession(ClientSession):
 
         Raises:
             HistoryMismatchError: If this client has not opened the rounds that the context builds on.
+            OpeningRefusedError: If it answered for an earlier round whose sum never came to it, and it trains without noise.
         """
         self.check_history(context)
+        self._check_answered(context)
         name = _setup_name(context)
         if not self._outbox.has(name):
             secret = SummandKey(params=context.agreement.params, binding=context.digest)
             self._outbox.put(name, deal(secret, context, self._identity, self._trust))
             self._secret = secret
         return self._outbox.get(name)
+
+    def _check_answered(self, context: RoundContext) -> None:
+        """Refuses to train again on a model from which the server may hold an opened sum already: the difference would show who is new.
+
+        Noise of differential privacy is fresh each time, and charged for both sums.
+        """
+        waiting = [number for number in self.journal.promises(context.agreement.session) if number not in self.state.rounds]
+        if not self._trainer.adds_noise and any(number != context.round for number in waiting):
+            raise OpeningRefusedError(
+                f"{self.name!r} answered for round {waiting[0]} and its sum never came: the server may know it, and the difference to "
+                "another sum from the same model would show single updates; nothing was done; have that sum handed over, or train with "
+                "DP-SGD"
+            )
 
     def take_shares(self, context: RoundContext, data: bytes) -> None:
         """Checks and keeps what the other clients made for this one. It comes before the upload.

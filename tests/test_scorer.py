@@ -111,7 +111,7 @@ def test_a_scored_round_opens_to_the_mean_of_the_clients_that_the_rule_chose(joi
     total = sum(quantise(sent[name], PARAMS)[0] for name in chosen)
     np.testing.assert_array_equal(aggregate.vector.values, dequantise(np.asarray(total), 3, PARAMS))
     assert joint.server.coefficients() == dict(aggregate.coefficients)
-    assert joint.server.next_history() == holder.digest
+    assert joint.server.next_history() == holder.history
     assert holder.decision is not None
     assert holder.decision.disclosed == 15
 

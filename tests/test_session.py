@@ -179,7 +179,7 @@ def test_an_aggregate_enters_the_model_once_and_survives_a_restart(bank: Bank) -
         session = bank.session(ledger)
         open_round(session, bank)
         with pytest.raises(ValueError, match="ascending"):
-            session.apply(aggregate, digest=b"h" * 32)
+            session.apply(aggregate, history=b"h" * 32)
         restarted = bank.session(ledger)
     for state in (session.state, restarted.state):
         assert (state.rounds, state.history) == ((0,), b"h" * 32)
@@ -353,7 +353,7 @@ def test_a_model_that_could_not_be_stored_is_not_taken_for_stored(bank: Bank, mo
         session = bank.session(ledger)
         monkeypatch.setattr(session._store, "save", full)
         with pytest.raises(OSError, match="no space"):
-            session.apply(step(bank), digest=b"h" * 32)
+            session.apply(step(bank), history=b"h" * 32)
         assert session.state.rounds == ()
         assert np.array_equal(session.state.values.values, bank.start.values)
 
@@ -364,7 +364,7 @@ def test_an_opening_is_finished_after_the_model_is_stored_and_the_countersignatu
     done: list[str] = []
 
     class Holder:
-        digest, heads, decision = b"h" * 32, None, None
+        history, heads, decision = b"h" * 32, None, None
 
         def __init__(self, **_: object) -> None: ...
 
@@ -390,7 +390,7 @@ def test_an_opening_is_finished_after_the_model_is_stored_and_the_countersignatu
 
 def open_round(session: ClientSession, bank: Bank, *, finish: bool = True) -> None:
     session.journal.begin(bank.round(), b"h" * 32, aggregate=b"a" * 32)
-    session.apply(step(bank), digest=b"h" * 32)
+    session.apply(step(bank), history=b"h" * 32)
     if finish:
         session.journal.finish(bank.round(), aggregate=b"a" * 32)
 
@@ -503,7 +503,7 @@ def test_an_aggregate_of_another_layout_does_not_enter_the_model(bank: Bank) -> 
     with bank.ledger() as ledger:
         session = bank.session(ledger)
         with pytest.raises(LayoutMismatchError):
-            session.apply(aggregate, digest=b"h" * 32)
+            session.apply(aggregate, history=b"h" * 32)
         assert np.array_equal(session.state.values.values, bank.start.values)
 
 
@@ -515,7 +515,7 @@ def test_a_session_that_let_its_folder_go_does_nothing_more(bank: Bank) -> None:
             lambda: session.setup(bank.round()),
             lambda: session.upload(bank.round()),
             lambda: session.approve(bank.round(), b""),
-            lambda: session.apply(step(bank), digest=b"h" * 32),
+            lambda: session.apply(step(bank), history=b"h" * 32),
             lambda: Participant(session).open(bank.round(), b""),
         ):
             with pytest.raises(FolderInUseError, match="is not held here any more"):
@@ -571,10 +571,10 @@ def test_what_was_opened_is_told_to_training_with_its_attempt(bank: Bank, monkey
     with bank.ledger() as ledger:
         session = bank.session(ledger)
         monkeypatch.setattr(session._trainer, "opened", lambda _, attempt: told.append(attempt))
-        session.apply(step(bank), digest=b"h" * 32, attempt=7)
+        session.apply(step(bank), history=b"h" * 32, attempt=7)
 
     class Holder:
-        digest, heads, decision = b"h" * 32, SignedHeads(statements={}, countersignatures={}), None
+        history, heads, decision = b"h" * 32, SignedHeads(statements={}, countersignatures={}), None
 
         def __init__(self, **_: object) -> None: ...
         def open(self, data: bytes) -> Aggregate[PlainVector]:

@@ -13,20 +13,30 @@ from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.robust import FLTrust
 from privfed.aggregation.rules import MultiKrum
 from privfed.aggregation.server_optimizer import FedAdam, ServerOptimizer, ServerSgd
-from privfed.agreement import Validator
+from privfed.agreement import RoundContext, Validator
 from privfed.consortium import Consortium
 from privfed.dp.silo import SiloNoise
 from privfed.engines.local import Simulation, simulate
-from privfed.errors import AgreementMismatchError, CohortError, DamagedFileError, KeyErasedError, UnsupportedInThisModeError
+from privfed.errors import (
+    AgreementMismatchError,
+    CohortError,
+    DamagedFileError,
+    HistoryMismatchError,
+    KeyErasedError,
+    OpeningRefusedError,
+    UnsupportedInThisModeError,
+)
+from privfed.he.codec import pack_words, unpack_words
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold import OnePolynomialVector, ThresholdKey, key_id
 from privfed.keys.party import ENCRYPTION
 from privfed.round import Participant, Stage
-from privfed.server import Server
+from privfed.server import Phase, Server
 from privfed.threshold_session import ThresholdSession
 from privfed.training.scaffold import Scaffold
+from privfed.wire_aggregate import decode_aggregate, encode_aggregate
 
 Make = Callable[..., Consortium]
 
@@ -63,7 +73,7 @@ def test_a_run_gives_the_same_model_as_under_a_shared_key_and_in_a_server_proces
     assert np.array_equal(models[0], models[2])
 
 
-def test_rounds_survive_every_kind_of_dropout_up_to_their_number(model: torch.nn.Module, non_private: Make) -> None:
+def test_rounds_survive_every_kind_of_dropout_up_to_their_number(model: torch.nn.Module, private: Make) -> None:
     script = Script(
         round_0={"bank_0": Stage.SETUP, "bank_1": Stage.UPLOAD},
         round_1={"bank_2": Stage.APPROVAL, "bank_3": Stage.APPROVAL},
@@ -72,7 +82,7 @@ def test_rounds_survive_every_kind_of_dropout_up_to_their_number(model: torch.nn
         round_4={"bank_0": Stage.APPROVAL, "bank_1": Stage.APPROVAL, "bank_2": Stage.APPROVAL},
         round_5={"bank_0": Stage.UPLOAD, "bank_1": Stage.SETUP, "bank_2": Stage.UPLOAD},
     )
-    with Simulation(non_private(**terms(5, dropouts=2)), model) as simulation:
+    with Simulation(private(**terms(5, dropouts=2)), model) as simulation:
         history = simulation.run(rounds=7, absences=script)
         models = [participant.session.state for participant in simulation.encrypted.participants.values()]
     assert [summary.record.round for summary in history.rounds] == [0, 1, 2, 3, 6]
@@ -277,3 +287,88 @@ def test_every_client_applies_the_server_optimiser_to_what_a_quorum_opened(
 def test_a_selection_below_the_quorum_holds_no_round(model: torch.nn.Module, non_private: Make) -> None:
     with pytest.raises(CohortError, match="the quorum is 4 clients, and there are 3 selected clients"):
         simulate(non_private(**terms(5, dropouts=1)), model, rounds=1, fraction=0.6, rng=np.random.default_rng(0))
+
+
+# ---------------------------------------------------------------- a server that does not keep to the protocol
+
+
+def _held(simulation: Simulation, context: RoundContext, names: Sequence[str]) -> Server:
+    """A round up to its sum, which is delivered to nobody."""
+    encrypted = simulation.encrypted
+    server, clients = encrypted._server(context, names), encrypted.participants
+    for name in names:
+        server.receive_setup(clients[name].setup(context))
+    server.start_uploads()
+    for name in names:
+        clients[name].take_shares(context, server.relay(name))
+        server.receive_upload(clients[name].upload(context))
+    digest = server.close()
+    for name in names:
+        server.receive_approval(clients[name].approve(context, digest))
+    server.aggregate()
+    return server
+
+
+def _shifted(server: Server, context: RoundContext) -> bytes:
+    """The sum of a round plus one grid step of the first coordinate and more, as a server can make it: under its own signature."""
+    message = decode_aggregate(server.aggregate(), context, key_id(context.digest))
+    assert isinstance(message.total, OnePolynomialVector)
+    params = context.agreement.params
+    words = unpack_words(message.total.chunks[0], params)
+    # Adding the public encoding of a polynomial shifts what is opened, without any key. A constant's transform is that constant.
+    shifted = (words + np.uint64(1 << params.guard_bits)) % np.uint64(params.modulus)
+    total = replace(message.total, chunks=(pack_words(shifted, params), *message.total.chunks[1:]))
+    approvals = [server._spool.get(f"approval-{name}") for name in message.approved_by]
+    digest = server._spool.get(Phase.UPLOAD.value)
+    return encode_aggregate(context, server._identity, digest, approvals, uploads=(), total=total)
+
+
+def test_clients_to_whom_the_server_gave_different_sums_hold_no_round_together(model: torch.nn.Module, non_private: Make) -> None:
+    with Simulation(non_private(**terms(4, dropouts=1)), model) as simulation:
+        context, clients = simulation.encrypted.context(0), simulation.encrypted.participants
+        server = _held(simulation, context, tuple(clients))
+        honest, shifted = server.result(), _shifted(server, context)
+        for name, client in clients.items():
+            client.open(context, honest if name == "bank_0" else shifted)
+        states = [client.session.state for client in clients.values()]
+        assert not np.array_equal(states[0].values.values, states[1].values.values)
+        assert states[0].history != states[1].history == states[2].history == states[3].history
+        assert server.next_history() == states[0].history
+        for state in states[:2]:
+            later = RoundContext(agreement=context.agreement, round=1, history=state.history)
+            refused = 0
+            for client in clients.values():
+                try:
+                    client.setup(later)
+                except HistoryMismatchError:
+                    refused += 1
+            assert refused == (3 if state is states[0] else 1)
+
+
+def test_who_answered_for_a_sum_that_never_came_does_not_train_without_noise_on_the_same_model(
+    model: torch.nn.Module, non_private: Make
+) -> None:
+    """Else a server opens the sum of all in silence, then a sum without one of them: the difference is that one's update."""
+    with Simulation(non_private(**terms(4, dropouts=1)), model) as simulation:
+        first, clients = simulation.encrypted.context(0), simulation.encrypted.participants
+        server = _held(simulation, first, tuple(clients))
+        later = RoundContext(agreement=first.agreement, round=1, history=first.history)
+        for client in clients.values():
+            with pytest.raises(OpeningRefusedError, match=r"answered for round 0 and its sum never came.*nothing was done"):
+                client.setup(later)
+        for client in clients.values():
+            client.open(first, server.result())
+        _held(simulation, RoundContext(agreement=first.agreement, round=1, history=server.next_history()), tuple(clients))
+
+
+def test_a_round_that_failed_before_the_answers_is_gone_on_from_and_so_is_one_with_fresh_noise(
+    model: torch.nn.Module, non_private: Make, private: Make
+) -> None:
+    options = terms(4, dropouts=1)
+    with Simulation(non_private(**options), model) as simulation:
+        history = simulation.run(rounds=2, absences=Script(round_0={"bank_0": Stage.UPLOAD, "bank_1": Stage.UPLOAD}))
+    assert [summary.record.round for summary in history.rounds] == [1]
+    with Simulation(private(**options), model) as simulation:
+        first, clients = simulation.encrypted.context(0), simulation.encrypted.participants
+        _held(simulation, first, tuple(clients))
+        _held(simulation, RoundContext(agreement=first.agreement, round=1, history=first.history), ("bank_0", "bank_1", "bank_2"))
