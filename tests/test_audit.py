@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from privfed.audit.example import Example
 from privfed.audit.findings import Audit, Finding, Measured, Verdict, strongest
 from privfed.audit.rounds import Setting, audited_setting, control_setting, facts
 from privfed.audit.run import run_audit
-from privfed.audit.suite import DEEPER, SUITE, TOLERANCE, Baseline, LabelAttack, PickAttack, RowAttack, Score
+from privfed.audit.suite import DEEPER, SUITE, TOLERANCE, Baseline, LabelAttack, LikelyRows, PickAttack, RowAttack, Score
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.paysim import NOBAL, PRE, RAW, features, money_of
 from privfed.data.transactions import generate_transactions
@@ -614,3 +615,16 @@ def test_an_hour_is_right_if_its_sine_and_its_cosine_are_and_money_stays_in_its_
     example = Example.of(found, truth, truth.rows, tolerance=TOLERANCE)
     assert example.right == ((True, False, False),)
     assert example.said[0][2] == "1,000,000,000"
+
+
+def test_the_likeliest_rows_are_never_told_worse_than_a_guess_and_are_told_where_nothing_hides_them(tmp_path: Path) -> None:
+    """Where the prior decides more than the update, the likeliest rows fit noise: of such rows the attack says nothing."""
+    with ExitStack() as stack:
+        found = run_audit(
+            consortium(stack, tmp_path), network(), schema=SCHEMA, repeats=2, attacks=(LikelyRows(),), rng=np.random.default_rng(0)
+        )
+    audited = [finding.outcome for finding in found.audited if isinstance(finding.outcome, Measured)]
+    assert len(audited) == 3
+    for outcome in audited:
+        assert outcome.score.mean >= outcome.baseline - 0.05
+    assert found.controls_succeed

@@ -8,7 +8,7 @@ hold every record of the batch, as the attacker knows them that differential pri
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
@@ -34,6 +34,7 @@ from privfed.dp.mechanism import PoissonSampledGaussian
 TOLERANCE = 0.05
 """Largest error of a number that counts as right, as a share of its column's range."""
 
+_TOLD = 0.5  # of what decides a row, the share that comes from the update
 _DRAWS = 10  # of the random baseline per batch, so that its luck does not blur a score
 
 
@@ -115,7 +116,11 @@ class RowAttack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LikelyRows:
-    """Reads rows with the help of what is known of records like these: what stands out of noise, and else what is usual."""
+    """Reads rows with the help of what is known of records like these.
+
+    Of rows about which the update says less than that knowledge does, it says nothing: the likeliest row is then one that fits noise,
+    and worse than a guess.
+    """
 
     name: str = "records, likeliest under the known noise"
     measure: str = "of cells right"
@@ -124,7 +129,11 @@ class LikelyRows:
         """Attacks with the pool for a prior."""
         pool = background.pool
         prior = Prior(rows=pool.rows, labels=pool.labels, schema=pool.schema)
-        return MostLikelyRows(module=background.module, prior=prior).attack(observation)
+        found = MostLikelyRows(module=background.module, prior=prior).attack(observation)
+        if isinstance(found, NotApplicable):
+            return found
+        told = found.confidence >= _TOLD
+        return replace(found, rows=found.rows[told], certified=found.certified[told], confidence=found.confidence[told])
 
     def score(self, found: Reconstruction, truth: Canaries, background: Background, rng: np.random.Generator) -> Score:
         """As `score_records`."""
