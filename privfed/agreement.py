@@ -184,8 +184,8 @@ class Agreement:
             if there are public weights beside private ones.
         UnsupportedInThisModeError: If the rule needs inner products, and the parameters are not `ProductParams` or there is silo noise,
             or `ThresholdKey`; or a reference, and there is no validator; or if there is a validator in `ThresholdKey` mode; or if the
-            parameters are for another trust mode; or as `Weighting`, or if private weights meet silo noise, another rule than FedAvg, or clients that
-            pre-scale; or if `ThresholdKey` meets parameters with which the server weights, silo noise or private weights.
+            parameters are for another trust mode; or as `Weighting`, or if private weights meet silo noise, another rule than FedAvg, or
+            clients that pre-scale; or if `ThresholdKey` meets parameters with which the server weights, silo noise or private weights.
         OpeningRefusedError: If the policy would refuse even a round of all clients.
     """
 

@@ -1,6 +1,6 @@
 """`EscrowKey`: the one key holder, and how a client opens what it published."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,7 +52,9 @@ class EscrowHolder:
         if not isinstance(trust, EscrowTrust) or trust.holder != identity.public:
             raise AgreementMismatchError(f"the agreement pins another key holder than {identity.name!r}; nothing was done")
         if isinstance(agreement.rule, NamedRule):
-            raise AgreementMismatchError(f"the agreement has {agreement.rule.name} by name alone; nothing was done; put the rule in its place")
+            raise AgreementMismatchError(
+                f"the agreement has {agreement.rule.name} by name alone; nothing was done; put the rule in its place"
+            )
         make_folder(directory)
         self._identity = identity
         self._key = key
@@ -66,8 +68,8 @@ class EscrowHolder:
         """Verifies everything, computes the sum of the signed uploads itself, records the opening, then decrypts and publishes.
 
         In a scored session the inner products of the signed uploads come first, computed here too: their opening is on record before it
-        happens, once per round, and the coefficients that follow from it are kept. If the policy allows none, the message says so and no sum is
-        opened. The same request again gets the same bytes; after a crash it goes on with what was decided.
+        happens, once per round, and the coefficients that follow from it are kept. If the policy allows none, the message says so and no
+        sum is opened. The same request again gets the same bytes; after a crash it goes on with what was decided.
 
         Args:
             context: Agreement, round and attempt.
@@ -123,7 +125,8 @@ class EscrowHolder:
         kept = self._journal.begin_products(context, digest.digest(context), products=asked)
         if kept is not None:
             return Decision.from_bytes(kept)
-        agreement, scores = context.agreement, {} if self._scores is None else self._scores.load().values
+        agreement = context.agreement
+        scores: Mapping[str, float] = {} if self._scores is None else self._scores.load().values
         opened = open_escrowed_products(vectors, self._key, session=agreement.session)
         decision = decide(agreement, digest.participants, opened.products, scores=scores, assurance=opened.assurance.name)
         self._journal.keep_decision(context, decision.to_bytes())

@@ -93,7 +93,7 @@ class Ring:
 
     poly_modulus_degree: int
     moduli: tuple[int, ...]
-    key_moduli: tuple[int, ...]
+    chain_moduli: tuple[int, ...]
     chain_bits: tuple[int, ...]
     security_bits: int
     parms_id: tuple[int, ...]
@@ -127,9 +127,9 @@ class Ring:
         form = Form(parms_id=self.parms_id, poly_modulus_degree=self.poly_modulus_degree, scale=scale, version=seal_version())
         return replace(form, primes=len(self.moduli), polynomials=polynomials)
 
-    def key_form(self) -> Form:
-        """What SEAL writes in front of a public key: two polynomials with a word for every prime of the chain."""
-        return replace(self.form(_SCALE), parms_id=tuple(self.context.key_parms_id()), primes=len(self.key_moduli))
+    def chain_form(self) -> Form:
+        """What SEAL writes in front of two polynomials with a word for every prime of the chain."""
+        return replace(self.form(_SCALE), parms_id=tuple(self.context.key_parms_id()), primes=len(self.chain_moduli))
 
     def decode(self, words: NDArray[np.uint64], scale: float = _SCALE) -> NDArray[np.complex128]:
         """Values, of shape (N / 2,), at SEAL's slots of the polynomial with these words, divided by the scale: the inverse of `encode`."""
@@ -163,7 +163,7 @@ def _ring(poly_modulus_degree: int, chain_bits: tuple[int, ...], security_bits: 
     return Ring(
         poly_modulus_degree=poly_modulus_degree,
         moduli=tuple(primes[:1] if last else primes[:-1]),
-        key_moduli=tuple(primes),
+        chain_moduli=tuple(primes),
         chain_bits=chain_bits,
         security_bits=security_bits,
         parms_id=tuple(context.last_parms_id() if last else context.first_parms_id()),
@@ -367,15 +367,6 @@ def ciphertext_members(body: bytes, public: Ring, *, seeded: bool, polynomials: 
     """
     count = public.polynomial_words * (1 if seeded else polynomials)
     return read_ciphertext(body, public.form(_SCALE, polynomials=polynomials), count, seeded=seeded)
-
-
-def public_key_words(body: bytes, public: Ring) -> NDArray[np.uint64]:
-    """Words of both polynomials of a public key that SEAL saved, without its container.
-
-    Raises:
-        RuntimeError: If this SEAL writes another format. Nothing was sent.
-    """
-    return read_ciphertext(body, public.key_form(), 2 * public.poly_modulus_degree * len(public.key_moduli), seeded=False)[0]
 
 
 def expand(public: Ring, seed: bytes) -> NDArray[np.uint64]:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
 from privfed.he import _seal_public
-from privfed.he._seal_bytes import coefficients_header, members_of_each, write_ciphertext, write_plaintext
+from privfed.he._seal_bytes import coefficients_header, members_of_each, read_ciphertext, write_ciphertext, write_plaintext
 
 KEY_SEED_BYTES = 64
 
@@ -154,7 +154,8 @@ class RingKey(Secret):
         """Words of a public key: both polynomials, each with a word for every prime of the chain. Another one each time. Public."""
         key = seal.PublicKey()
         seal.KeyGenerator(self._ring.context, self._key).create_public_key(key)
-        return _seal_public.public_key_words(_seal_public.members(_seal_public.saved(key)), self._ring)
+        ring, body = self._ring, _seal_public.members(_seal_public.saved(key))
+        return read_ciphertext(body, ring.chain_form(), 2 * ring.poly_modulus_degree * len(ring.chain_moduli), seeded=False)[0]
 
     def encrypt(self, batches: Iterable[NDArray[np.int64]], *, slots: bool) -> Iterator[tuple[NDArray[np.uint64], bytes]]:
         """Encrypts polynomials, with fresh randomness from the operating system.
@@ -256,15 +257,13 @@ def encrypt_to(
     """
     key = seal.PublicKey()
     with _seal_public.memory_path() as path:
-        Path(path).write_bytes(write_ciphertext(ring.key_form(), public_key))
+        Path(path).write_bytes(write_ciphertext(ring.chain_form(), public_key))
         key.load(ring.context, path)
     encryptor = seal.Encryptor(ring.context, key)
     with ExitStack() as stack:
         plaintexts = None if slots else stack.enter_context(transform(ring))
         for numbers in batches:
-            encoded = (
-                [ring.plaintext(row.astype(np.complex128)) for row in numbers] if plaintexts is None else plaintexts(numbers)
-            )
+            encoded = [ring.plaintext(row.astype(np.complex128)) for row in numbers] if plaintexts is None else plaintexts(numbers)
             for plaintext in encoded:
                 ciphertext = seal.Ciphertext()
                 encryptor.encrypt(plaintext, ciphertext)

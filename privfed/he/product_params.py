@@ -147,7 +147,7 @@ class ProductParams(CkksParams):
     @property
     def key_moduli(self) -> tuple[int, ...]:
         """The primes of a public key: those two, and the last one of the chain."""
-        return _seal_public.product_ring().key_moduli
+        return _seal_public.product_ring().chain_moduli
 
     @property
     def public_key_bytes(self) -> int:
@@ -234,9 +234,10 @@ class ProductParams(CkksParams):
         b sqrt(N) sqrt(2 / N) v in the constant coefficient. So over m chunks of two updates of at most V, by Cauchy and Schwarz,
         the sum of slots is off by at most N / 2 (2 sqrt(2) b sqrt(m) V + m N b^2).
 
-        Of encryption to a public key b is the rounding 1/2 alone. What an update v makes of the noise of another ciphertext is, given s,
-        a sum of independent terms whose variance is the mean, over the slots by v^2, of those that `slot_noise` has, times |v|^2; and so is its bound, but
-        for a probability below 2^-72, over however many chunks: exp is convex. Both noises together are below twice its square in a slot.
+        Of encryption to a public key b is the rounding 1/2 alone. What an update v makes of the noise of another ciphertext is, given s, a
+        sum of independent terms, whose variance is |v|^2 times the mean, by the v^2 of the slots, of those in `slot_noise`. As exp is convex,
+        its bound is that of a slot times |v|, but for a probability below 2^-72, over however many chunks. The product of two noises is,
+        in a slot, below twice the square of the bound.
 
         Args:
             size: Number of coordinates of an update.
