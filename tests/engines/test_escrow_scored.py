@@ -38,7 +38,7 @@ from privfed.round import Stage
 from privfed.wire_aggregate import SealedSum
 from privfed.wire_escrow import Chosen, encode_opened, encode_request, read_opened
 from tests.engines.test_escrow import Halted
-from tests.engines.test_threshold import Crash, Script, crash
+from tests.engines.test_threshold import Crash, Script
 
 Make = Callable[..., Consortium]
 PARAMS = ProductParams.escrow(bound=2.0)
@@ -60,6 +60,10 @@ def six(non_private: Make) -> Make:
         return non_private(**({"count": 6, "params": PARAMS, "keys": EscrowKey.generate()} | options))
 
     return make
+
+
+def crash(*_: object, **__: object) -> None:
+    raise Crash
 
 
 def scores_at(run: Path, rule: Any) -> Scores:
@@ -279,6 +283,8 @@ def published(halted: Halted, coefficients: tuple[int, ...], fallback: Fallback 
     final = replace(message.digest, coefficients=coefficients)
     grid = np.zeros(halted.context.agreement.sent_layout.size, np.int64)
     release = seal_release(grid, halted.context, holder._trust, digest=final.digest(halted.context), scale=scale)
+    if fallback is Fallback.SKIPPED:
+        release = SealedSum(sealed={}, ciphertext=b"")
     chosen = Chosen(coefficients=coefficients, fallback=fallback)
     terms: dict[str, Any] = {"key_id": holder._trust.key_id, "chosen": chosen}
     return encode_opened(halted.context, holder._identity, halted.request, release, **terms)
@@ -301,9 +307,10 @@ def test_a_key_holders_message_that_says_nothing_clear_is_refused(halted: Halted
     for coefficients, fallback in (((1,) * 6, Fallback.SKIPPED), ((0,) * 6, Fallback.NONE), ((1024, 1, 0, 0, 0, 0), Fallback.NONE)):
         with pytest.raises(InvalidMessageError):
             client.open(halted.context, published(halted, coefficients, fallback))
-    for scale in (None, 0.0, -1.0, float("nan"), float("inf")):
+    # A client that has begun with one message takes no other: one client for each.
+    for name, scale in zip(NAMES, (None, 0.0, -1.0, float("nan"), float("inf")), strict=False):
         with pytest.raises(InvalidMessageError):
-            client.open(halted.context, published(halted, (1,) * 6, scale=scale))
+            halted.encrypted.participants[name].open(halted.context, published(halted, (1,) * 6, scale=scale))
     holder: Any = halted.holder
     nothing = SealedSum(sealed={}, ciphertext=b"")
     with pytest.raises(ValueError, match="what a rule chose in a scored session"):
