@@ -13,7 +13,13 @@ from privfed.approval import check_digest
 from privfed.contribution.scores import ScoreStore
 from privfed.decision import Decision, Fallback, decide
 from privfed.digest import RoundDigest, hash_message
-from privfed.errors import AgreementMismatchError, AlreadyOpenedError, OpeningRefusedError, TamperedAggregateError
+from privfed.errors import (
+    AgreementMismatchError,
+    AlreadyOpenedError,
+    DamagedFileError,
+    OpeningRefusedError,
+    TamperedAggregateError,
+)
 from privfed.files import make_folder
 from privfed.he.escrow import RunningSum, WholeVector
 from privfed.he.escrow_secret import EscrowKey
@@ -45,6 +51,8 @@ class EscrowHolder:
     Raises:
         AgreementMismatchError: If the agreement is of another trust mode, pins another holder, or names a rule that looks at inner products
             by its name alone.
+        DamagedFileError: If its journal or its scores were lost, or are older than the other; nothing was done.
+        ValueError: If the scores are those of another rule.
     """
 
     def __init__(self, *, identity: Identity, key: EscrowKey, agreement: Agreement, directory: Path) -> None:
@@ -63,6 +71,18 @@ class EscrowHolder:
         self._outbox = Spool(directory / "outbox")
         rule = agreement.rule
         self._scores = ScoreStore(directory / "scores.json", rule=rule.name) if isinstance(rule, CumulativeRule) else None
+        if self._scores is not None:
+            self._check_scores(self._scores, agreement.session)
+
+    def _check_scores(self, scores: ScoreStore, session: bytes) -> None:
+        """Refuses a journal and scores that are not of the same time: one of them was lost, or is an older copy."""
+        opened = self._journal.opened(session)
+        finished = {number for number, done in opened.items() if done}
+        if not finished <= set(scores.load().rounds) <= opened.keys():
+            raise DamagedFileError(
+                f"the journal and the scores of {self._identity.name!r} do not hold the same rounds: one of them is an older copy or was "
+                "lost; nothing was done; put back both as they were last, or begin a new session"
+            )
 
     def open(self, context: RoundContext, request: bytes, upload: Callable[[str], bytes]) -> bytes:
         """Verifies everything, computes the sum of the signed uploads itself, records the opening, then decrypts and publishes.
@@ -237,7 +257,7 @@ class ReleaseOpener(Opener):
     def _open(self, total: Total, message: OpenableAggregate) -> NDArray[np.int64]:
         if not isinstance(total, SealedSum):
             raise TamperedAggregateError
-        digest = self._decided(message).digest(self._context)
+        digest = replace(message.digest, coefficients=message.coefficients).digest(self._context)
         if self._weighing is None:
             return open_release(total, self._context, self._party, digest=digest)
         grid_sum, scale = open_scored_release(total, self._context, self._party, digest=digest)

@@ -175,7 +175,7 @@ class ProductParams(CkksParams):
         sub-Gaussian terms of variance |s(z)|^2 N / 24, so E exp(L x) <= E exp(L^2 N |s(z)|^2 / 48); and with s(z) such a sum itself, of
         variance N / 3 in each direction, that is at most 1 / (1 - L^2 N^2 / 72), as of a Laplace distribution with the standard deviation
         d = N / 6. By Chernoff, with y = L N / sqrt(72), P(|x| > k d) <= 2 exp(-y sqrt(2) k) / (1 - y^2), at its best below 2^-72 for
-        k = 39. Ten deviations, which are enough for a coefficient, have a probability of 7e-7 per slot here: one in 350 ciphertexts. What
+        k = 39. Ten deviations, which are enough for a coefficient, have a probability of 7e-7 per slot here: one in 340 ciphertexts. What
         r0 and the noise divided by p add to the exponent is below 1e-3. A weighted sum of such numbers has the same bound times the
         sum of its weights. That roundings are uniform is what makes ciphertexts look random, and no more.
 

@@ -24,6 +24,7 @@ from privfed.errors import (
     AgreementMismatchError,
     AlreadyOpenedError,
     CohortError,
+    DamagedFileError,
     InvalidMessageError,
     OpeningRefusedError,
     RoundSkippedError,
@@ -34,6 +35,7 @@ from privfed.escrow import EscrowHolder, weighing
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.product_params import ProductParams
 from privfed.release import seal_release
+from privfed.report.tables import traffic
 from privfed.round import Stage
 from privfed.wire_aggregate import SealedSum
 from privfed.wire_escrow import Chosen, encode_opened, encode_request, read_opened
@@ -100,6 +102,9 @@ def test_a_server_process_knows_the_rule_by_name_and_holds_the_same_round(model:
     with Simulation(six(rule=MultiKrum(byzantine=1, keep=3)), model, separate_server=True) as simulation:
         history = simulation.run(rounds=1)
     assert sorted(history.rounds[0].record.coefficients.values()) == [0, 0, 0, 1, 1, 1]
+    sentences = traffic(history)
+    assert "the key holder multiplied the signed uploads itself and opened 21 inner products in 1 rounds" in sentences
+    assert "server" not in sentences
 
 
 def test_an_interrupted_run_goes_on_with_the_scores_at_the_holder(model: torch.nn.Module, six: Make, tmp_path: Path) -> None:
@@ -132,6 +137,24 @@ def test_a_round_without_allowed_weights_is_skipped_and_the_next_one_is_held(mod
     assert [lost.round for lost in history.failed] == [0]
     assert "no aggregate was opened" in history.failed[0].reason
     assert [summary.record.round for summary in history.rounds] == [1]
+
+
+def test_the_weights_before_are_taken_where_the_policy_does_not_allow_the_new_ones(
+    model: torch.nn.Module, six: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Mapping[str, int]] = []
+    real = OpeningPolicy.check_chosen
+
+    def eighth(self: OpeningPolicy, coefficients: Mapping[str, int]) -> None:
+        calls.append(coefficients)
+        # In each round the key holder checks, and then each of six clients.
+        real(OpeningPolicy(min_effective_clients=100.0) if len(calls) == 8 else self, coefficients)
+
+    monkeypatch.setattr(OpeningPolicy, "check_chosen", eighth)
+    first, second, third = (summary.record for summary in simulate(six(rule=FedTsv(), validator=VALIDATOR), model, rounds=3).rounds)
+    assert [record.fallback for record in (first, second, third)] == ["NONE", "PREVIOUS", "NONE"]
+    assert dict(second.coefficients) == dict(first.coefficients) != dict(third.coefficients)
+    assert second.disclosed == 21
 
 
 def test_a_run_whose_every_round_would_single_out_a_client_opens_no_aggregate(
@@ -234,6 +257,23 @@ def test_a_holder_that_is_restarted_between_inner_products_and_aggregate_goes_on
     for participant in halted.encrypted.participants.values():
         participant.open(halted.context, halted.server.result())
     assert halted.server.next_history() == halted.encrypted.participants["bank_0"].session.state.history
+
+
+def test_a_holder_whose_scores_or_journal_were_lost_or_set_back_does_nothing(halted: Halted) -> None:
+    folder = halted.encrypted._site.holder_folder
+    older = (folder / "journal.sqlite").read_bytes()
+    open_at(halted)
+    restarted(halted)
+    scores, journal = (folder / "scores.json").read_bytes(), (folder / "journal.sqlite").read_bytes()
+    (folder / "scores.json").unlink()
+    with pytest.raises(DamagedFileError, match="do not hold the same rounds: one of them is an older copy or was lost; nothing was done"):
+        restarted(halted)
+    (folder / "scores.json").write_bytes(scores)
+    (folder / "journal.sqlite").write_bytes(older)
+    with pytest.raises(DamagedFileError, match="do not hold the same rounds"):
+        restarted(halted)
+    (folder / "journal.sqlite").write_bytes(journal)
+    restarted(halted)
 
 
 def test_pairs_of_other_uploads_than_the_signed_ones_are_never_multiplied(halted: Halted, monkeypatch: pytest.MonkeyPatch) -> None:
