@@ -350,7 +350,7 @@ def _is_residual_of(residual: NDArray[np.float64], coefficients: Sequence[int], 
     and its mean square beyond all of that.
 
     The slots of what was encrypted to a public key have normal noise of different variances v |s(z)|^2 / E|s(z)|^2, which are about
-    exponentially distributed and at most 8 v or so: with t = 1/2, by Chernoff at 0.055 / v, the probability is below exp(-80).
+    exponentially distributed and at most 8 v or so: with t = 1/2, by Chernoff at 0.055 / v, the probability is below exp(-70).
     """
     variance = params.fresh_noise_variance * (params.poly_modulus_degree / 2 if params.slots else 1)
     expected = math.sqrt(variance * sum(coefficient**2 for coefficient in coefficients))
