@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from privfed.he.codec import dequantise, quantise
+from privfed.he.escrow_secret import EscrowKey, encrypt_to_holder
 from privfed.he.product import masked_products, pairs
 from privfed.he.product_params import ProductParams
-from privfed.he.product_secret import open_own_products, open_products
+from privfed.he.product_secret import open_escrowed_products, open_own_products, open_products
 from privfed.he.secret import RoundBinding, SharedKey, encrypt
 from privfed.update import Layout
 
@@ -104,6 +105,36 @@ def ours(*, clients: int, size: int, sketch: bool) -> tuple[GramCost, GramCost]:
     )
 
 
+def escrowed(*, clients: int, size: int) -> GramCost:
+    """Products of what clients encrypted to a key holder, which multiplies itself."""
+    params, layout, session = ProductParams.escrow(bound=2.0), Layout(names=("w",), shapes=((size,),)), bytes(16)
+    key = EscrowKey.generate()
+    public_key = key.public_key(session=session, params=params)
+    grids = [quantise(row, params)[0] for row in updates(clients, size)]
+    start = time.process_time()
+    uploads = [encrypt_to_holder(grid, layout, params, public_key) for grid in grids]
+    encrypted = (time.process_time() - start) / clients
+    start = time.process_time()
+    opened = open_escrowed_products(uploads, key, session=session)
+    alone = time.process_time() - start
+    sent = np.stack([dequantise(grid, 1, params) for grid in grids])
+    exact, upload_bytes = sent @ sent.T, sum(map(len, uploads[0].chunks))
+    return GramCost(
+        way="exact, multiplied by the key holder",
+        clients=clients,
+        size=size,
+        encrypt_seconds=encrypted,
+        server_seconds=0.0,
+        opener_seconds=alone,
+        pair_milliseconds=1e3 * alone / len(pairs(clients)),
+        bytes_up=upload_bytes,
+        bytes_scoring=clients * upload_bytes,
+        bytes_keys=0,
+        error=float(np.abs(opened.products - exact).max() / np.abs(exact).max()),
+        extrapolated=False,
+    )
+
+
 def tenseal_dot(*, clients: int, size: int) -> GramCost:
     """`CKKSVector.dot` of one pair of two ciphertexts each, scaled to the pairs and the ciphertexts of the round."""
     context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60])
@@ -142,6 +173,7 @@ def measure_all(*, clients: int, sizes: tuple[int, ...]) -> list[GramCost]:
     for size in sizes:
         for sketch in (False, True):
             found.extend(ours(clients=clients, size=size, sketch=sketch))
+        found.append(escrowed(clients=clients, size=size))
         found.append(tenseal_dot(clients=clients, size=size))
     return found
 

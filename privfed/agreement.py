@@ -183,9 +183,9 @@ class Agreement:
             or rule and parameters cannot express the weights; or as `Weighting`, if the noise is for another length of updates, or
             if there are public weights beside private ones.
         UnsupportedInThisModeError: If the rule needs inner products, and the parameters are not `ProductParams` or there is silo noise,
-            or the clients do not share a key; or a reference, and there is no validator; or if there is a validator, and the clients do
-            not share a key; or as `Weighting`, or if private weights meet silo noise, another rule than FedAvg, or clients that
-            pre-scale; or if `ThresholdKey` meets parameters with which the server weights, silo noise or private weights.
+            or `ThresholdKey`; or a reference, and there is no validator; or if there is a validator in `ThresholdKey` mode; or if the
+            parameters are for another trust mode; or as `Weighting`, or if private weights meet silo noise, another rule than FedAvg, or
+            clients that pre-scale; or if `ThresholdKey` meets parameters with which the server weights, silo noise or private weights.
         OpeningRefusedError: If the policy would refuse even a round of all clients.
     """
 
@@ -238,13 +238,19 @@ class Agreement:
         """Whether the coefficients follow from inner products of the updates, and are known only after these were opened."""
         return self.rule.needs_gram is True
 
+    @property
+    def weighed_by_clients(self) -> bool:
+        """Whether a session is `scored`, and it is the clients that open inner products."""
+        return self.scored and self.trust is None
+
     def _check_scoring(self) -> None:
         rule = self.rule
         if rule.needs_gram is True:
             if not isinstance(self.params, ProductParams):
+                fitting = "ProductParams.exact" if self.trust is None else "ProductParams.escrow"
                 raise UnsupportedInThisModeError(
                     f"{rule.name} needs inner products of updates, and these parameters cannot multiply ciphertexts; no session was made; "
-                    "take ProductParams.exact, or the rule in the clear"
+                    f"take {fitting}, or the rule in the clear"
                 )
             if self.silo is not None:
                 raise UnsupportedInThisModeError(
@@ -274,16 +280,17 @@ class Agreement:
         return tuple(name for name in participants if self.validator is None or name != self.validator.name)
 
     def _check_trust(self) -> None:
-        if self.trust is not None and (self.scored or self.validator is not None):
+        if isinstance(self.trust, ThresholdTrust) and (self.scored or self.validator is not None):
             what = f"{self.rule.name} needs" if self.scored else "a validator is for"
             raise UnsupportedInThisModeError(
                 f"{what} inner products of updates, which {self.trust.mode} rounds cannot compute; no session was made; take SharedKey "
-                "with ProductParams.exact, or FedAvg without a validator"
+                "with ProductParams.exact, EscrowKey with ProductParams.escrow, or FedAvg without a validator"
             )
         if isinstance(self.trust, EscrowTrust):
             self._check_escrow(self.trust)
         elif self.params.asymmetric:
-            raise UnsupportedInThisModeError("these parameters are for EscrowKey; nothing was agreed; take CkksParams.standard")
+            fitting = "ProductParams.exact" if isinstance(self.params, ProductParams) else "CkksParams.standard"
+            raise UnsupportedInThisModeError(f"these parameters are for EscrowKey; nothing was agreed; take {fitting}")
         if isinstance(self.trust, ThresholdTrust):
             self._check_threshold(self.trust)
 
@@ -296,8 +303,8 @@ class Agreement:
         if trust.holder.name in {self.roster.server.name, *self.roster.names}:
             raise ValueError(f"expected a key holder beside the server and the clients, got {trust.holder.name!r}, which is one of them")
         check_escrow_params(self.params)
-        if len(trust.public_key) != self.params.sum_chunk_bytes:
-            raise ValueError(f"expected a public key of {self.params.sum_chunk_bytes} bytes, got {len(trust.public_key)}")
+        if len(trust.public_key) != self.params.public_key_bytes:
+            raise ValueError(f"expected a public key of {self.params.public_key_bytes} bytes, got {len(trust.public_key)}")
 
     def _check_threshold(self, trust: ThresholdTrust) -> None:
         self._check_encryption_keys(trust)

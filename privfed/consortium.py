@@ -54,7 +54,7 @@ class Consortium:
     Args:
         clients: The data owners.
         keys: `SharedKey`; `ThresholdKey`, which needs the parameters of `CkksParams.threshold`; `EscrowKey`, which needs those of
-            `CkksParams.escrow`; or `Plaintext` for comparison runs in one process.
+            `CkksParams.escrow` or `ProductParams.escrow`; or `Plaintext` for comparison runs in one process.
         rule: How aggregates are combined.
         policy: When an aggregate may be opened.
         params: Encryption parameters; they fix the public bound on a coordinate of an update and the grid.
@@ -72,11 +72,11 @@ class Consortium:
         ValueError: If there is no client, or two have the same name; or if there is silo noise and a client has another weight than it
             was made for, or no ledger with a budget for it; or if a private weight is no whole number up to the largest one.
         UnsupportedInThisModeError: If the rule needs inner products of updates, these are encrypted, and the parameters are not
-            `ProductParams` or the clients do not share a key; if it needs the updates, and these are encrypted; if it needs a reference
+            `ProductParams` or the mode is `ThresholdKey`; if it needs the updates, and these are encrypted; if it needs a reference
             and there is no validator; or as `Scaffold.check`; or if silo noise meets anything but encrypted FedAvg without SCAFFOLD,
             or private weights anything but encrypted FedAvg without SCAFFOLD and silo noise; or if clients that train together do not
-            train alike; or if `ThresholdKey` meets SCAFFOLD, silo noise, private weights, or parameters with which the server weights; or
-            if a validator meets clients that share no key.
+            train alike; or if `ThresholdKey` meets SCAFFOLD, silo noise, private weights, parameters with which the server weights, or
+            a validator; or if `EscrowKey` meets parameters without room for its noise.
     """
 
     clients: Sequence[Client]
@@ -106,9 +106,8 @@ class Consortium:
             weights = {client.name: client.weight for client in self.clients}
             training = {client.name: client.training for client in self.clients}
             self.correction.check(weights=weights, training=training, rule=self.rule)
-        if isinstance(self.keys, ThresholdKey) or is_escrow(self.keys):
-            self._check_no_products()
         if isinstance(self.keys, ThresholdKey):
+            self._check_no_products()
             self._check_threshold(self.keys)
         elif is_escrow(self.keys):
             check_escrow_params(self.params)
@@ -142,12 +141,12 @@ class Consortium:
         if not isinstance(self.rule, PlaintextRule) and self.rule.needs_gram is True:
             raise UnsupportedInThisModeError(
                 f"{self.rule.name} needs inner products of updates, which {self.mode} rounds cannot compute; nothing was started; take "
-                "SharedKey with ProductParams.exact, or FedAvg, or Plaintext for a comparison run"
+                "SharedKey with ProductParams.exact, EscrowKey with ProductParams.escrow, FedAvg, or Plaintext for a comparison run"
             )
         if self.validator is not None:
             raise UnsupportedInThisModeError(
                 f"{self.validator.name!r} would be a validator, whose reference {self.mode} rounds cannot compare with updates; nothing "
-                "was started; take SharedKey with ProductParams.exact, or no validator"
+                "was started; take SharedKey with ProductParams.exact, EscrowKey with ProductParams.escrow, or no validator"
             )
 
     def _check_threshold(self, key: ThresholdKey) -> None:
@@ -222,9 +221,10 @@ class Consortium:
             )
         if self.rule.needs_gram is True:
             if not isinstance(self.params, ProductParams):
+                fitting = "ProductParams.escrow" if is_escrow(self.keys) else "ProductParams.exact"
                 raise UnsupportedInThisModeError(
                     f"{self.rule.name} needs inner products of updates, which these parameters cannot compute; nothing was started; take "
-                    "ProductParams.exact, or FedAvg, or Plaintext for a comparison run"
+                    f"{fitting}, or FedAvg, or Plaintext for a comparison run"
                 )
             if isinstance(self.rule, CenteredClipping):
                 raise UnsupportedInThisModeError(

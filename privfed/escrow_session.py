@@ -1,5 +1,6 @@
 """A client's side of a session in `EscrowKey` mode: it encrypts to the key holder, and cannot decrypt."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from privfed.agreement import Agreement, RoundContext
@@ -45,6 +46,9 @@ class EscrowSession(ClientSession):
     def key_id(self, context: RoundContext) -> bytes:  # noqa: ARG002 (one key for all rounds)
         """Name of the key holder's key, 16 bytes. Public."""
         return self._trust.key_id
+
+    def keep_scores(self, context: RoundContext, scores: Mapping[str, float]) -> None:
+        """Keeps nothing: the scores are the key holder's, and no client sees any."""
 
     def _protect(self, update: Update[PlainVector], context: RoundContext) -> Protected:
         return protect(update, context, round_key=self._trust, weight=self._trainer.weight)

@@ -22,7 +22,7 @@ from privfed.errors import (
     RoundSkippedError,
     UnsupportedInThisModeError,
 )
-from privfed.escrow import ReleaseOpener
+from privfed.escrow import ReleaseOpener, weighing
 from privfed.escrow_session import EscrowSession
 from privfed.keyholder import KeyHolder, Opener
 from privfed.quorum import QuorumOpener
@@ -194,7 +194,7 @@ class RoundRecord:
         bytes_up: Bytes that each participant sent.
         bytes_down: Bytes that each client received.
         seconds: Wall-clock seconds by phase.
-        disclosed: How many inner products each opener opened to find the coefficients; 0 where they were agreed.
+        disclosed: How many inner products each opener, or the key holder, opened to find the coefficients; 0 where they were agreed.
         assurance: What these rest on, the name of an `Assurance`; empty without any.
         fallback: Name of the `Fallback` that was taken; empty without inner products.
         bytes_scoring: Bytes that each opener received to find the coefficients, which `bytes_down` holds too.
@@ -322,7 +322,7 @@ def run_round(
                 server.receive_approval(clients[name].approve(context, digest))
     decision: Decision | None = None
     products = b""
-    if context.agreement.scored:
+    if context.agreement.weighed_by_clients:
         with clock.phase("multiply"):
             products = server.products()
         with clock.phase("weigh"):
@@ -339,6 +339,12 @@ def run_round(
         with clock.phase("key holder"):
             server.receive_opened(holder.open(context, request, server.upload))
     data = server.result()
+    published = None if holder is None else weighing(data, context)
+    if published is not None and published.fallback is Fallback.SKIPPED:
+        raise RoundSkippedError(
+            f"round {context.round} is skipped: the key holder found no weights that the policy allows; no aggregate was opened"
+        )
+    weighed = published or decision
     # From here on nothing is counted from what happened in this call alone: the round may have begun before a restart.
     down = {name: len(digest) + (len(server.relay(name)) if shares else 0) for name in participants}
     with clock.phase("open"):
@@ -364,9 +370,9 @@ def run_round(
         bytes_up={name: up[name] for name in participants},
         bytes_down={name: down[name] for name in clients if name in down},
         seconds=clock.seconds,
-        disclosed=0 if decision is None else decision.disclosed,
-        assurance="" if decision is None else decision.assurance,
-        fallback="" if decision is None else decision.fallback.name,
+        disclosed=0 if weighed is None else weighed.disclosed,
+        assurance="" if weighed is None else weighed.assurance,
+        fallback="" if weighed is None else weighed.fallback.name,
         bytes_scoring=len(products),
         attempt=context.attempt,
     )

@@ -43,7 +43,7 @@ from privfed.wire import (
     upload_statement,
 )
 from privfed.wire_aggregate import EncryptedSum, encode_aggregate
-from privfed.wire_escrow import encode_request, opened_digest
+from privfed.wire_escrow import decode_opened, encode_request, opened_digest
 from privfed.wire_products import decode_coefficients, encode_products, product_params, sketch_seed
 from privfed.wire_shares import decode_dealt_setup, encode_relay
 
@@ -324,10 +324,17 @@ class Server:
         return self._store(Kind.COEFFICIENTS, sender, data, phase=Phase.APPROVAL, cohort=digest.participants)
 
     def _decided(self) -> RoundDigest:
-        """The digest with the coefficients of the sum: what the agreement makes of it or, in a scored session, what openers found."""
+        """The digest with the coefficients of the sum: what the agreement makes of it or, in a scored session, what its openers found."""
         digest = self._digest()
         if not self._context.agreement.scored:
             return digest
+        trust = self._context.agreement.trust
+        if isinstance(trust, EscrowTrust):
+            with self._reading():
+                coefficients = decode_opened(self.result(), self._context, digest.key_id)[1].coefficients
+            if not any(coefficients):
+                raise RoundSkippedError(f"round {self._context.round} is skipped: the key holder found no weights that the policy allows")
+            return replace(digest, coefficients=coefficients)
         names = self.received(Kind.COEFFICIENTS)
         self._require_enough(names, "openers that sent coefficients")
         with self._reading():
@@ -355,7 +362,7 @@ class Server:
             spared = len(digest.participants) - trust.quorum if isinstance(trust, ThresholdTrust) else 0
             if len(missing) > spared:
                 raise CohortError(f"approvals of {list(missing)} are missing; nothing was summed; wait for them or go on with a new round")
-            final = self._decided()
+            final = digest if isinstance(trust, EscrowTrust) else self._decided()
             with self._reading():
                 uploads = [self._announced(name, upload) for name, upload in zip(digest.participants, digest.upload_hashes, strict=True)]
                 approvals = [self._spool.get(_prefix(Kind.APPROVAL) + name) for name in digest.participants if name not in missing]

@@ -1,14 +1,16 @@
 """The messages that only `EscrowKey` has.
 
 REQUEST  server -> key holder    the digest and the approvals; the uploads follow as their clients signed them
-OPENED   key holder -> clients   the request, and the opened sum, encrypted to every client
+OPENED   key holder -> clients   the request, and the opened sum, encrypted to every client; of a scored session in between what the rule
+                                 chose, and what it was that was chosen; if nothing was, there is no sum
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from privfed.agreement import RoundContext
-from privfed.digest import RoundDigest
+from privfed.decision import Fallback
+from privfed.digest import COEFFICIENT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError
 from privfed.identity import Identity
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
@@ -18,6 +20,41 @@ from privfed.wire_aggregate import OpenableAggregate, SealedSum, max_approved_pa
 
 _SEALED_KEY_BYTES = 32 + 32 + 16
 _TAG_BYTES = 16
+_SCALE_BYTES = 8
+_FALLBACKS = tuple(Fallback)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What a key holder says in public of a scored round. Nothing is compared with anything yet, but that it skips or it does not.
+
+    Args:
+        coefficients: Of each participant, in the digest's order; all zero if the round is skipped.
+        fallback: What was done.
+    """
+
+    coefficients: tuple[int, ...]
+    fallback: Fallback
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nothing was opened but inner products."""
+        return self.fallback is Fallback.SKIPPED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """An authentic message of the key holder.
+
+    Args:
+        request: What it answers.
+        message: The sum; nothing is in it if the round is skipped.
+        chosen: Of a scored session what the rule chose; None in any other.
+    """
+
+    request: bytes
+    message: OpenableAggregate
+    chosen: Chosen | None
 
 
 def encode_request(context: RoundContext, identity: Identity, digest_message: bytes, approvals: Sequence[bytes], *, key_id: bytes) -> bytes:
@@ -45,34 +82,76 @@ def decode_request(data: bytes, context: RoundContext, key_id: bytes) -> Openabl
     return approved.openable(coefficients=approved.digest.coefficients, uploads=(), total=total)
 
 
-def encode_opened(context: RoundContext, identity: Identity, request: bytes, release: SealedSum, *, key_id: bytes) -> bytes:
+def encode_opened(
+    context: RoundContext, identity: Identity, request: bytes, release: SealedSum, *, key_id: bytes, chosen: Chosen | None = None
+) -> bytes:
     """What the key holder opened, for the clients.
 
+    Args:
+        context: Agreement, round and attempt.
+        identity: The key holder.
+        request: What it answers.
+        release: The sum; with nothing in it if the round is skipped.
+        key_id: Of its key.
+        chosen: What the rule chose, in a scored session.
+
     Raises:
-        ValueError: If the identity is not the key holder's.
+        ValueError: If the identity is not the key holder's, or coefficients are missing or too many.
     """
-    keys = b"".join(release.sealed[name] for name in context.agreement.roster.names)
-    head = len(request).to_bytes(LENGTH_BYTES, "big") + request + keys
+    if (chosen is not None) is not context.agreement.scored:
+        raise ValueError("expected what a rule chose in a scored session, and in no other")
+    names = () if chosen is not None and chosen.skipped else context.agreement.roster.names
+    keys = b"".join(release.sealed[name] for name in names)
+    numbers = b""
+    if chosen is not None:
+        coefficients = (coefficient.to_bytes(COEFFICIENT_BYTES, "big") for coefficient in chosen.coefficients)
+        numbers = b"".join((bytes([_FALLBACKS.index(chosen.fallback)]), *coefficients))
+    head = len(request).to_bytes(LENGTH_BYTES, "big") + request + numbers + keys
     return seal(context, identity, Kind.OPENED, key_id=key_id, payload=head, chunks=(release.ciphertext,))
 
 
 def decode_opened(data: bytes, context: RoundContext, key_id: bytes) -> tuple[bytes, OpenableAggregate]:
-    """The request that was opened, and what came of it, with every signature verified.
+    """The request that was opened, and what came of it: see `read_opened`."""
+    opened = read_opened(data, context, key_id)
+    return opened.request, opened.message
+
+
+def read_opened(data: bytes, context: RoundContext, key_id: bytes) -> Opened:
+    """What the key holder published, with every signature verified.
 
     Raises:
         PrivFedError: As `decode_request`.
     """
     names = context.agreement.roster.names
     most_numbers = 8 * context.agreement.sent_layout.size + _TAG_BYTES
+    if context.agreement.scored:
+        most_numbers += _SCALE_BYTES + 1 + len(names) * COEFFICIENT_BYTES
     most = LENGTH_BYTES + MAX_FRAME_BYTES + max_approved_payload(context) + len(names) * _SEALED_KEY_BYTES + most_numbers
     frame = unseal(data, context, Kind.OPENED, max_payload=most)
     check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
     request = reader.take(reader.integer(LENGTH_BYTES))
     message = decode_request(request, context, key_id)
+    chosen = _read_chosen(reader, context, message.digest) if context.agreement.scored else None
+    if chosen is not None:
+        message = replace(message, coefficients=chosen.coefficients)
+        if chosen.skipped:
+            reader.end()
+            return Opened(request=request, message=message, chosen=chosen)
     sealed = {name: reader.take(_SEALED_KEY_BYTES) for name in names}
     release = SealedSum(sealed=sealed, ciphertext=bytes(reader.rest()))
-    return request, replace(message, total=release)
+    return Opened(request=request, message=replace(message, total=release), chosen=chosen)
+
+
+def _read_chosen(reader: Reader, context: RoundContext, digest: RoundDigest) -> Chosen:
+    number = reader.integer(1)
+    coefficients = tuple(reader.integer(COEFFICIENT_BYTES) for _ in digest.participants)
+    if number >= len(_FALLBACKS) or sum(coefficients) > context.agreement.params.weight_sum:
+        raise InvalidMessageError
+    chosen = Chosen(coefficients=coefficients, fallback=_FALLBACKS[number])
+    if chosen.skipped is any(coefficients):
+        raise InvalidMessageError
+    return chosen
 
 
 def escrow_trust(context: RoundContext) -> EscrowTrust:

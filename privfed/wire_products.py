@@ -36,14 +36,14 @@ class OpenableProducts:
 
 
 def product_params(context: RoundContext) -> ProductParams:
-    """Parameters of a scored session.
+    """Parameters of a scored session in which the clients open what the server multiplied.
 
     Raises:
         UnsupportedInThisModeError: If the session is none.
     """
     params = context.agreement.params
-    if not isinstance(params, ProductParams) or not context.agreement.scored:
-        raise UnsupportedInThisModeError("the rule of this session needs no inner products; nothing was multiplied")
+    if not isinstance(params, ProductParams) or not context.agreement.weighed_by_clients:
+        raise UnsupportedInThisModeError("in this session the server needs no inner products; nothing was multiplied")
     return params
 
 
@@ -85,7 +85,7 @@ def decode_products(data: bytes, context: RoundContext, key_id: bytes) -> Openab
         PrivFedError: As `message.unseal`.
     """
     params, clients = context.agreement.params, len(context.agreement.roster.clients)
-    if not isinstance(params, ProductParams) or not context.agreement.scored:
+    if not isinstance(params, ProductParams) or not context.agreement.weighed_by_clients:
         raise InvalidMessageError  # nobody sends these in such a session
     countersigned = len(context.agreement.populations) * SIGNATURE_BYTES
     approvals_size = COUNT_BYTES + clients * (LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
@@ -126,7 +126,7 @@ def decode_coefficients(data: bytes, context: RoundContext, digest: RoundDigest)
         RoundMismatchError: If it is authentic and speaks of another digest.
         PrivFedError: As `message.unseal`.
     """
-    if not context.agreement.scored:
+    if not context.agreement.weighed_by_clients:
         raise InvalidMessageError
     most = DIGEST_BYTES + len(context.agreement.roster.clients) * COEFFICIENT_BYTES
     frame = unseal(data, context, Kind.COEFFICIENTS, max_payload=most)

@@ -302,7 +302,7 @@ def test_a_server_that_restarts_sends_the_same_products(joint: Any) -> None:
 
 def test_a_session_with_agreed_weights_multiplies_nothing(parties: Any) -> None:
     joint = parties.round().setup().upload().approve_all()
-    with pytest.raises(UnsupportedInThisModeError, match="needs no inner products"):
+    with pytest.raises(UnsupportedInThisModeError, match="needs no inner products; nothing was multiplied"):
         joint.server.products()
 
 

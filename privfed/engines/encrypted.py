@@ -143,7 +143,7 @@ class EncryptedRounds:
             if missed.context.round not in client.opened_rounds():
                 server = self._server(missed.context, missed.selected)
                 try:
-                    products = server.products() if missed.context.agreement.scored else b""
+                    products = server.products() if missed.context.agreement.weighed_by_clients else b""
                     data = server.result()
                 except (CohortError, DamagedFileError):
                     return False

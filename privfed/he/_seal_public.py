@@ -93,6 +93,7 @@ class Ring:
 
     poly_modulus_degree: int
     moduli: tuple[int, ...]
+    chain_moduli: tuple[int, ...]
     chain_bits: tuple[int, ...]
     security_bits: int
     parms_id: tuple[int, ...]
@@ -126,6 +127,10 @@ class Ring:
         form = Form(parms_id=self.parms_id, poly_modulus_degree=self.poly_modulus_degree, scale=scale, version=seal_version())
         return replace(form, primes=len(self.moduli), polynomials=polynomials)
 
+    def chain_form(self) -> Form:
+        """What SEAL writes in front of two polynomials with a word for every prime of the chain."""
+        return replace(self.form(_SCALE), parms_id=tuple(self.context.key_parms_id()), primes=len(self.chain_moduli))
+
     def decode(self, words: NDArray[np.uint64], scale: float = _SCALE) -> NDArray[np.complex128]:
         """Values, of shape (N / 2,), at SEAL's slots of the polynomial with these words, divided by the scale: the inverse of `encode`."""
         plain = seal.Plaintext()
@@ -158,6 +163,7 @@ def _ring(poly_modulus_degree: int, chain_bits: tuple[int, ...], security_bits: 
     return Ring(
         poly_modulus_degree=poly_modulus_degree,
         moduli=tuple(primes[:1] if last else primes[:-1]),
+        chain_moduli=tuple(primes),
         chain_bits=chain_bits,
         security_bits=security_bits,
         parms_id=tuple(context.last_parms_id() if last else context.first_parms_id()),

@@ -4,7 +4,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from mmap import mmap
 from pathlib import Path
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
 from privfed.he import _seal_public
-from privfed.he._seal_bytes import coefficients_header, members_of_each, write_ciphertext, write_plaintext
+from privfed.he._seal_bytes import coefficients_header, members_of_each, read_ciphertext, write_ciphertext, write_plaintext
 
 KEY_SEED_BYTES = 64
 
@@ -150,6 +150,13 @@ class RingKey(Secret):
         body = _seal_public.members(_seal_public.saved(self._key))
         return np.frombuffer(body[-8 * self._ring.poly_modulus_degree :], "<u8")
 
+    def public_key(self) -> NDArray[np.uint64]:
+        """Words of a public key: both polynomials, each with a word for every prime of the chain. Another one each time. Public."""
+        key = seal.PublicKey()
+        seal.KeyGenerator(self._ring.context, self._key).create_public_key(key)
+        ring, body = self._ring, _seal_public.members(_seal_public.saved(key))
+        return read_ciphertext(body, ring.chain_form(), 2 * ring.poly_modulus_degree * len(ring.chain_moduli), seeded=False)[0]
+
     def encrypt(self, batches: Iterable[NDArray[np.int64]], *, slots: bool) -> Iterator[tuple[NDArray[np.uint64], bytes]]:
         """Encrypts polynomials, with fresh randomness from the operating system.
 
@@ -235,26 +242,29 @@ class SumKey(Secret):
 
 
 def encrypt_to(
-    ring: _seal_public.Ring, public_key: NDArray[np.uint64], batches: Iterable[NDArray[np.int64]]
+    ring: _seal_public.Ring, public_key: NDArray[np.uint64], batches: Iterable[NDArray[np.int64]], *, slots: bool
 ) -> Iterator[NDArray[np.uint64]]:
     """Encrypts polynomials to a public key, with fresh randomness from the operating system.
 
     Args:
-        ring: A ring of one prime.
-        public_key: An encryption of zero under the secret key: words of both polynomials, of shape (2 N,).
-        batches: Coefficients of a few polynomials at a time, of shape (k, N), below half of the modulus in absolute value. Private.
+        ring: The ring; of one prime, unless there are slots.
+        public_key: An encryption of zero under the secret key: words of both polynomials, for every prime of the chain.
+        batches: As `RingKey.encrypt` takes them. Private.
+        slots: As `RingKey.encrypt` takes it.
 
     Yields:
-        Of each the words of both polynomials, of shape (2 N,).
+        Of each the words of both polynomials.
     """
     key = seal.PublicKey()
     with _seal_public.memory_path() as path:
-        Path(path).write_bytes(write_ciphertext(ring.form(1.0), public_key))
+        Path(path).write_bytes(write_ciphertext(ring.chain_form(), public_key))
         key.load(ring.context, path)
     encryptor = seal.Encryptor(ring.context, key)
-    with transform(ring) as plaintexts:
+    with ExitStack() as stack:
+        plaintexts = None if slots else stack.enter_context(transform(ring))
         for numbers in batches:
-            for plaintext in plaintexts(numbers):
+            encoded = [ring.plaintext(row.astype(np.complex128)) for row in numbers] if plaintexts is None else plaintexts(numbers)
+            for plaintext in encoded:
                 ciphertext = seal.Ciphertext()
                 encryptor.encrypt(plaintext, ciphertext)
                 words, _ = _seal_public.ciphertext_members(_seal_public.members(_seal_public.saved(ciphertext)), ring, seeded=False)

@@ -1,7 +1,8 @@
 """Encryption to a key holder, its public half: what clients send who cannot decrypt, and its weighted sum.
 
 Clients hold the public key alone, so a ciphertext is two whole polynomials, and its noise is e u + e0 + e1 s: sums of N products, about
-240 in standard deviation where a symmetric ciphertext has 3.24. `CkksParams.escrow` has the parameters for it.
+240 in standard deviation where a symmetric ciphertext has 3.24. `CkksParams.escrow` has the parameters for it, and
+`ProductParams.escrow` those for rounds that are scored.
 """
 
 import hashlib
@@ -9,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError, UnsupportedInThisModeError
 from privfed.he.additive import CkksVector, check_coefficients
-from privfed.he.codec import pack_words, unpack_words, weighted_words
+from privfed.he.codec import pack_words, unpack_polynomials, unpack_words, weighted_words
 from privfed.he.params import KEY_ID_BYTES, CkksParams
+from privfed.he.product_params import ProductParams
 from privfed.update import Layout
 
 
@@ -65,7 +68,8 @@ class RunningSum:
         self._layout = layout
         self._params = params
         self._key_id = key_id
-        self._chunks = [np.zeros(2 * params.poly_modulus_degree, np.uint64) for _ in range(params.chunks(layout))]
+        words = 2 * len(params.moduli) * params.poly_modulus_degree
+        self._chunks = [np.zeros(words, np.uint64) for _ in range(params.chunks(layout))]
         self._coefficients = list[int]()
 
     @property
@@ -113,9 +117,26 @@ def check_whole_chunk(chunk: bytes, params: CkksParams) -> None:
     """
     if len(chunk) != params.sum_chunk_bytes:
         raise InvalidMessageError
-    words = unpack_words(chunk, params)
-    if not words[params.poly_modulus_degree :].any():
+    _check_not_transparent(unpack_words(chunk, params))
+
+
+def _check_not_transparent(words: NDArray[np.uint64]) -> None:
+    if not words[words.size // 2 :].any():
         raise InvalidMessageError
+
+
+def unpack_public_key(public_key: bytes, params: CkksParams) -> NDArray[np.uint64]:
+    """Words of both polynomials of a holder's public key.
+
+    Raises:
+        InvalidMessageError: If it is none for these parameters, or would hide nothing.
+    """
+    if len(public_key) != params.public_key_bytes:
+        raise InvalidMessageError
+    moduli = params.key_moduli if isinstance(params, ProductParams) else params.moduli
+    words = unpack_polynomials(public_key, moduli, params.poly_modulus_degree)
+    _check_not_transparent(words)
+    return words
 
 
 def check_escrow_params(params: CkksParams) -> None:
@@ -126,5 +147,6 @@ def check_escrow_params(params: CkksParams) -> None:
     """
     if not params.asymmetric:
         raise UnsupportedInThisModeError(
-            "EscrowKey needs parameters with room for the noise of encryption to a public key; nothing was agreed; take CkksParams.escrow"
+            "EscrowKey needs parameters with room for the noise of encryption to a public key; nothing was agreed; take CkksParams.escrow, "
+            "or ProductParams.escrow for a rule that looks at inner products"
         )

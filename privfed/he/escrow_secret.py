@@ -13,9 +13,10 @@ from privfed.files import create, read_private
 from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive, encrypt_to
 from privfed.he.additive import CkksVector
-from privfed.he.codec import pack_words, spread, unpack_words
-from privfed.he.escrow import WholeVector, check_whole_chunk, public_key_id
+from privfed.he.codec import pack_polynomials, pack_words, spread, unpack_words
+from privfed.he.escrow import WholeVector, public_key_id, unpack_public_key
 from privfed.he.params import CkksParams
+from privfed.he.product_params import ProductParams
 from privfed.he.secret import grid_points
 from privfed.update import Layout
 
@@ -80,8 +81,10 @@ class EscrowKey(Secret):
 
         Args:
             session: 16 bytes that name the session; another session has another key.
-            params: Encryption parameters, of `CkksParams.escrow`.
+            params: Encryption parameters, of `CkksParams.escrow` or `ProductParams.escrow`.
         """
+        if isinstance(params, ProductParams):
+            return pack_polynomials(self._ring_key(session, params).public_key(), params.key_moduli, params.poly_modulus_degree)
         zero = np.zeros((1, params.poly_modulus_degree), np.int64)
         ((first, seed),) = self._ring_key(session, params).encrypt([zero], slots=False)
         return pack_words(np.concatenate((first, _seal_public.expand(_ring(params), seed))), params)
@@ -129,7 +132,7 @@ def encrypt_to_holder(grid: NDArray[np.int64], layout: Layout, params: CkksParam
     if grid.max() > params.largest_point or grid.min() < -params.largest_point:
         raise ValueError("expected grid points within the amplitude, got one beyond it; nothing was encrypted")
     try:
-        check_whole_chunk(public_key, params)
+        key = unpack_public_key(public_key, params)
     except InvalidMessageError:
         raise RoundMismatchError("the holder's public key is none for these parameters; nothing was encrypted") from None
 
@@ -139,10 +142,10 @@ def encrypt_to_holder(grid: NDArray[np.int64], layout: Layout, params: CkksParam
         for start in range(0, grid.size, size):
             yield spread(grid[start : start + size], params)
 
-    words = encrypt_to(_ring(params), unpack_words(public_key, params), batches())
+    words = encrypt_to(_ring(params), key, batches(), slots=params.slots)
     chunks = tuple(pack_words(chunk, params) for chunk in words)
     return WholeVector(layout=layout, params=params, key_id=public_key_id(public_key), chunks=chunks)
 
 
 def _ring(params: CkksParams) -> _seal_public.Ring:
-    return _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=False)
+    return _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots)

@@ -341,6 +341,11 @@ class CkksParams:
         return self.poly_modulus_degree * self.word_bytes
 
     @property
+    def public_key_bytes(self) -> int:
+        """Bytes of a public key, where clients encrypt to one: both polynomials."""
+        return self.sum_chunk_bytes
+
+    @property
     def fresh_chunk_bytes(self) -> int:
         """Bytes of one chunk of a fresh vector: packed c0 and the seed of c1."""
         return self.polynomial_bytes + SEED_BYTES
@@ -416,5 +421,9 @@ def worst_case_noise(
         fresh = _ASYMMETRIC_DEVIATIONS * math.sqrt(asymmetric_noise_variance(poly_modulus_degree)) + 0.5
     else:
         fresh = (FRESH_NOISE + 0.5) * (poly_modulus_degree if slots else 1)
-    roundoff = transform_roundoff(poly_modulus_degree) * math.sqrt(poly_modulus_degree)
-    return weight_sum * fresh + roundoff * 2**guard_bits * (2 * largest_sum + 1)
+    return weight_sum * fresh + sum_roundoff(poly_modulus_degree, guard_bits, largest_sum)
+
+
+def sum_roundoff(poly_modulus_degree: int, guard_bits: int, largest_sum: int) -> float:
+    """What floating point adds to a decoded number: see `worst_case_noise`."""
+    return transform_roundoff(poly_modulus_degree) * math.sqrt(poly_modulus_degree) * 2**guard_bits * (2 * largest_sum + 1)

@@ -162,8 +162,10 @@ def unmasked_products(
 
         def loaded(upload: int, chunk: int) -> _seal_public.Ciphertext:
             data = read(upload, chunk)
-            if len(data) != params.fresh_chunk_bytes:
+            if len(data) != (params.sum_chunk_bytes if params.asymmetric else params.fresh_chunk_bytes):
                 raise InvalidMessageError
+            if params.asymmetric:
+                return load(unpack_words(data, params), b"")
             return load(unpack_words(data[:-SEED_BYTES], params), data[-SEED_BYTES:])
 
         def sketched(upload: int) -> _seal_public.Ciphertext:

@@ -7,6 +7,9 @@ V of 2^49, and the product of two slots is below 2^98, with a modulus of 2^100.
 The inner product of two updates is the sum of the slots of the product of their ciphertexts, and the sum of all slots of a polynomial
 is N / 2 times its constant coefficient. All other coefficients are masked (`he.product`), so they may wrap around: only the
 constant one must not.
+
+Where clients encrypt to a key holder (`ProductParams.escrow`), the noise has no worst case that is of use, and in slots no normal tail
+either: see `slot_noise`.
 """
 
 import hashlib
@@ -21,31 +24,35 @@ from numpy.typing import NDArray
 
 from privfed.errors import InsufficientCapacityError
 from privfed.he import _seal_public
-from privfed.he.params import FRESH_NOISE, CkksParams, word_bytes
+from privfed.he.params import FRESH_NOISE, CkksParams, asymmetric_noise_variance, sum_roundoff, word_bytes
 from privfed.he.profiles import Profile
 
 # Sums of coefficients up to 2^10, and the fewest guard bits that take their noise; then as fine a grid as the products have room for
 # with 13 bits to spare.
 _WEIGHT_SUM, _GUARD_BITS, _AMPLITUDE = 2**10, 29, 2**20 - 1
 _SCALAR_BITS = 30
+# Standard deviations of the noise of a slot, of encryption to a public key, beyond which it is with a probability below 2^-72.
+_SLOT_DEVIATIONS = 39
 _SMALLEST_BOUND, _LARGEST_BOUND = 2.0**-256, 2.0**256
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProductParams(CkksParams):
-    """Parameters of a session whose rule looks at inner products. Public; made by `exact` or `sketched`.
+    """Parameters of a session whose rule looks at inner products. Public; made by `exact`, `sketched` or `escrow`.
 
-    A ring of degree 8192 with primes of 60 and 40 bits, at 256 bits of security by SEAL's table, and 26 bytes up per parameter. The sum
-    is exact on its grid, as under `CkksParams`: the two inequalities there are proven here for coefficients up to 1024 in sum.
+    A ring of degree 8192 with primes of 60 and 40 bits, at 256 bits of security by SEAL's table, and 26 bytes up per parameter, or 52 to a
+    key holder. The sum is exact on its grid, as under `CkksParams`: the two inequalities there are proven here for coefficients up to 1024
+    in sum; of encryption to a key holder with the noise of `slot_noise` in place of a worst case.
 
     Args:
         sketch: Whether inner products are those of sketches of 4096 numbers (`he.sketch`), for long updates: one multiplication per pair.
 
-    The bound is one on the Euclidean norm of an update, not on a coordinate; a longer update is shortened. All other numbers are those of
-    the one set of parameters that there is.
+    The bound is one on the Euclidean norm of an update, not on a coordinate; a longer update is shortened. `asymmetric` says whether the
+    clients encrypt to a key holder. All other numbers are those of the one set of parameters that there is.
 
     Raises:
-        ValueError: If a number is another one, or the bound is out of its range.
+        ValueError: If a number is another one, the bound is out of its range, or sketches are to be encrypted to a key holder.
+        InsufficientCapacityError: If the noise reaches the grid, or sums or inner products wrap around.
 
     Example:
         >>> params = ProductParams.exact(bound=2.0)
@@ -66,13 +73,15 @@ class ProductParams(CkksParams):
             "prescaled": False,
             "slots": True,
             "seeded_sums": False,
-            "asymmetric": False,
         }
         for name, value in expected.items():
             if type(getattr(self, name)) is not type(value) or getattr(self, name) != value:
                 raise ValueError(f"expected {name}={value} of parameters for products, got {getattr(self, name)!r}")
-        if type(self.sketch) is not bool:
-            raise ValueError(f"expected sketch to be True or False, got {self.sketch!r}")
+        for name in ("sketch", "asymmetric"):
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"expected {name} to be True or False, got {getattr(self, name)!r}")
+        if self.sketch and self.asymmetric:
+            raise ValueError("expected no sketches where clients encrypt to a key holder: its key lasts, and so would their order")
         object.__setattr__(self, "bound", float(self.bound))
         if not _SMALLEST_BOUND <= self.bound <= _LARGEST_BOUND:
             raise ValueError(f"expected bound from 2^-256 to 2^256, got {self.bound!r}")
@@ -85,30 +94,36 @@ class ProductParams(CkksParams):
             raise InsufficientCapacityError("sums or inner products do not fit into the modulus; nothing was encrypted")
 
     @classmethod
-    def _of(cls, *, bound: float, sketch: bool) -> Self:
+    def _of(cls, *, bound: float, sketch: bool = False, weight_sum: int = _WEIGHT_SUM, asymmetric: bool = False) -> Self:
         ring = _seal_public.product_ring()
         return cls(
             poly_modulus_degree=ring.poly_modulus_degree,
             modulus=ring.modulus,
-            weight_sum=_WEIGHT_SUM,
+            weight_sum=weight_sum,
             guard_bits=_GUARD_BITS,
             amplitude=_AMPLITUDE,
             bound=bound,
             prescaled=False,
             slots=True,
             seeded_sums=False,
+            asymmetric=asymmetric,
             sketch=sketch,
         )
 
     @classmethod
     def exact(cls, *, bound: float = 1.0) -> Self:
         """Inner products of whole updates: a multiplication for each pair and each 4096 coordinates."""
-        return cls._of(bound=bound, sketch=False)
+        return cls._of(bound=bound)
 
     @classmethod
     def sketched(cls, *, bound: float = 1.0) -> Self:
         """Inner products of sketches, for long updates: about 1.6 % of the product of the norms off, by chance (`he.sketch`)."""
         return cls._of(bound=bound, sketch=True)
+
+    @classmethod
+    def escrow(cls, *, bound: float = 1.0, weight_sum: int = _WEIGHT_SUM) -> Self:
+        """For `EscrowKey`: inner products of whole updates that clients encrypt to a key holder. `weight_sum` has one value here."""
+        return cls._of(bound=bound, weight_sum=weight_sum, asymmetric=True)
 
     @classmethod
     def standard(cls, *, bound: float = 1.0) -> Self:
@@ -128,6 +143,53 @@ class ProductParams(CkksParams):
     def moduli(self) -> tuple[int, ...]:
         """The two primes whose product is the modulus."""
         return _seal_public.product_ring().moduli
+
+    @property
+    def key_moduli(self) -> tuple[int, ...]:
+        """The primes of a public key: those two, and the last one of the chain."""
+        return _seal_public.product_ring().chain_moduli
+
+    @property
+    def public_key_bytes(self) -> int:
+        """Bytes of a public key: both polynomials, with a word for every prime of the chain."""
+        return 2 * self.poly_modulus_degree * sum(word_bytes(prime) for prime in self.key_moduli)
+
+    @property
+    def fresh_noise_variance(self) -> float:
+        """Variance of the noise of one coefficient of one ciphertext.
+
+        SEAL encrypts to a public key modulo the whole chain, and then divides by its last prime p. That leaves 1 / p of the noise
+        e u + e0 + e1 s, and the roundings of both polynomials, r0 + r1 s, each coefficient of them uniform from -1/2 to 1/2.
+        """
+        if not self.asymmetric:
+            return super().fresh_noise_variance
+        degree = self.poly_modulus_degree
+        return (degree * 2 / 3 + 1) / 12 + asymmetric_noise_variance(degree) / self.key_moduli[-1] ** 2
+
+    @property
+    def slot_noise(self) -> float:
+        """What the noise of a slot of one ciphertext, encrypted to a public key, stays below with a probability above 1 - 2^-72.
+
+        A coefficient of r1 s is a sum of N products, and close to normal. A slot is not: it is the *product* r1(z) s(z) of two sums, at a
+        root z, and s is the same in every ciphertext of the session. Given s, its real part is a sum of independent, strictly
+        sub-Gaussian terms of variance |s(z)|^2 N / 24, so E exp(L x) <= E exp(L^2 N |s(z)|^2 / 48); and with s(z) such a sum itself, of
+        variance N / 3 in each direction, that is at most 1 / (1 - L^2 N^2 / 72), as of a Laplace distribution with the standard deviation
+        d = N / 6. By Chernoff, with y = L N / sqrt(72), P(|x| > k d) <= 2 exp(-y sqrt(2) k) / (1 - y^2), at its best below 2^-72 for
+        k = 39. Ten deviations, which are enough for a coefficient, have a probability of 7e-7 per slot here: one in 340 ciphertexts. What
+        r0 and the noise divided by p add to the exponent is below 1e-3. A weighted sum of such numbers has the same bound times the
+        sum of its weights. That roundings are uniform is what makes ciphertexts look random, and no more.
+
+        The encoder's rounding, at most 1/2 per coefficient, comes on top.
+        """
+        degree = self.poly_modulus_degree
+        return _SLOT_DEVIATIONS * math.sqrt(self.fresh_noise_variance * degree / 2) + degree / 2
+
+    @property
+    def noise(self) -> float:
+        """As in `CkksParams`; of encryption to a public key but for a probability below 2^-72 per number: see `slot_noise`."""
+        if not self.asymmetric:
+            return super().noise
+        return self.weight_sum * self.slot_noise + sum_roundoff(self.poly_modulus_degree, self.guard_bits, self.largest_sum)
 
     @property
     def word_bytes(self) -> int:
@@ -172,11 +234,20 @@ class ProductParams(CkksParams):
         b sqrt(N) sqrt(2 / N) v in the constant coefficient. So over m chunks of two updates of at most V, by Cauchy and Schwarz,
         the sum of slots is off by at most N / 2 (2 sqrt(2) b sqrt(m) V + m N b^2).
 
+        Of encryption to a public key b is the rounding 1/2 alone. What an update v makes of the noise of another ciphertext is, given s, a
+        sum of independent terms, whose variance is |v|^2 times the mean, by the v^2 of the slots, of those in `slot_noise`. As exp is
+        convex, its bound is that of a slot times |v|, but for a probability below 2^-72, over however many chunks. The product of two
+        noises is, in a slot, below twice the square of the bound.
+
         Args:
             size: Number of coordinates of an update.
         """
-        chunks, degree, worst = -(-size // self.chunk_coordinates), self.poly_modulus_degree, FRESH_NOISE + 0.5
+        chunks, degree = -(-size // self.chunk_coordinates), self.poly_modulus_degree
         longest = self.amplitude * 2.0**self.guard_bits
+        if self.asymmetric:
+            crossed = 2 * self.slot_noise + degree / 2 * math.sqrt(2 * chunks)
+            return 1.5 * self.scalar_step + (crossed / longest + chunks * degree * (self.slot_noise / longest) ** 2) * self.bound**2
+        worst = FRESH_NOISE + 0.5
         noise = degree / 2 * (2 * math.sqrt(2 * chunks) * worst * longest + chunks * degree * worst**2) / longest**2
         return 1.5 * self.scalar_step + noise * self.bound**2
 
@@ -200,6 +271,8 @@ class ProductParams(CkksParams):
         for value in (self.poly_modulus_degree, self.weight_sum, self.guard_bits, self.amplitude, self.scalars_per_square):
             state.update(value.to_bytes(8, "big"))
         state.update(bytes([self.sketch]) + struct.pack(">d", self.bound))
+        if self.asymmetric:
+            state.update(b"to a public key")
         for version in (_seal_public.seal_version(), _seal_public.tenseal_version()):
             minor = ".".join(version.split(".")[:2]).encode()
             state.update(len(minor).to_bytes(1, "big") + minor)

@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfed.errors import ParametersMismatchError, RoundMismatchError, TamperedProductsError
+from privfed.he._seal_secret import RingKey
 from privfed.he.additive import CkksVector
 from privfed.he.codec import interpolate, unpack_words
+from privfed.he.escrow import WholeVector
+from privfed.he.escrow_secret import EscrowKey
 from privfed.he.product import MaskedProducts, pairs, unmasked_products
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import RoundKey
@@ -63,7 +66,8 @@ def open_products(masked: MaskedProducts, round_key: RoundKey) -> OpenedProducts
         InvalidMessageError: If a product is not a valid ciphertext.
     """
     _check_key(masked.params, masked.key_id, round_key)
-    constants, coefficients = _decrypted((unpack_words(chunk, masked.params) for chunk in masked.chunks), masked.params, round_key)
+    words = (unpack_words(chunk, masked.params) for chunk in masked.chunks)
+    constants, coefficients = _decrypted(words, masked.params, round_key._ring_key)  # pyright: ignore[reportPrivateUsage]
     _check_masks(coefficients)
     return OpenedProducts(products=_matrix(constants, masked.count, masked.params), assurance=Assurance.HONEST_BUT_CURIOUS)
 
@@ -110,7 +114,37 @@ def open_own_products(
         for chunk, words in zip(announced.chunks, every, strict=True):
             if not np.array_equal(unpack_words(chunk, params)[start:], words[start:]):
                 raise TamperedProductsError
-    constants, _ = _decrypted(every, params, round_key)
+    constants, _ = _decrypted(every, params, round_key._ring_key)  # pyright: ignore[reportPrivateUsage]
+    return OpenedProducts(products=_matrix(constants, len(uploads), params), assurance=Assurance.RECOMPUTED)
+
+
+def open_escrowed_products(uploads: Sequence[WholeVector], key: EscrowKey, *, session: bytes) -> OpenedProducts:
+    """Multiplies signed uploads that were encrypted to the key holder, and opens their inner products. It has verified the signatures.
+
+    Args:
+        uploads: Of one public key and layout.
+        key: The holder's key.
+        session: 16 bytes that name the session.
+
+    Raises:
+        ValueError: If there are fewer than two uploads.
+        ParametersMismatchError, RoundMismatchError: If parameters, layouts or public keys differ, or cannot be multiplied.
+        InvalidMessageError: If a chunk is not a valid ciphertext.
+    """
+    if len(uploads) < 2:
+        raise ValueError(f"expected at least 2 uploads, got {len(uploads)}; nothing was opened")
+    first = uploads[0]
+    params = first.params
+    if not isinstance(params, ProductParams) or not params.asymmetric:
+        raise ParametersMismatchError("the uploads cannot be multiplied under their parameters; nothing was opened")
+    if any(upload.params != params or upload.layout != first.layout for upload in uploads):
+        raise ParametersMismatchError("the uploads have different parameters or layouts; nothing was opened")
+    if any(upload.key_id != first.key_id for upload in uploads):
+        raise RoundMismatchError("the uploads were encrypted to different keys; nothing was opened")
+    products = unmasked_products(
+        lambda upload, chunk: uploads[upload].chunks[chunk], count=len(uploads), layout=first.layout, params=params
+    )
+    constants, _ = _decrypted(products, params, key._ring_key(session, params))  # pyright: ignore[reportPrivateUsage]
     return OpenedProducts(products=_matrix(constants, len(uploads), params), assurance=Assurance.RECOMPUTED)
 
 
@@ -121,11 +155,11 @@ def _check_key(params: ProductParams, key_id: bytes, round_key: RoundKey) -> Non
         raise RoundMismatchError("the products belong to another round key; nothing was opened")
 
 
-def _decrypted(products: Iterable[NDArray[np.uint64]], params: ProductParams, key: RoundKey) -> tuple[list[int], NDArray[np.float64]]:
+def _decrypted(products: Iterable[NDArray[np.uint64]], params: ProductParams, key: RingKey) -> tuple[list[int], NDArray[np.float64]]:
     """Constant coefficients, and the first others as shares of the modulus, of shape (pairs, 64), from -1/2 to 1/2."""
     constants, coefficients = list[int](), list[NDArray[np.float64]]()
     for words in products:
-        constant, values = key._ring_key.decrypt_product(words)  # pyright: ignore[reportPrivateUsage]
+        constant, values = key.decrypt_product(words)
         constants.append(constant)
         coefficients.append(interpolate(values)[1 : _COMPARED + 1] / params.modulus)
     return constants, np.array(coefficients)

@@ -261,11 +261,13 @@ def _scoring(history: History) -> str:
     opened, size = sum(record.disclosed for record in records), fmean(record.bytes_scoring for record in records)
     assurances = ", ".join(sorted({record.assurance.lower().replace("_", " ") for record in records}))
     fallbacks = sum(record.fallback != "NONE" for record in records)
-    return (
-        f" To weigh the updates, each opener received {size:,.0f} bytes of these per round and opened {opened:,} inner products in "
-        f"{len(records)} rounds: rounded norms and angles of updates, and no update. They rest on a server that is {assurances}."
-        + (f" In {fallbacks} rounds the weights of the rounds before were taken." if fallbacks else "")
-    )
+    what = f"opened {opened:,} inner products in {len(records)} rounds: rounded norms and angles of updates, and no update."
+    if history.mode == "EscrowKey":
+        who = f"the key holder multiplied the signed uploads itself and {what}"
+    else:
+        who = f"each opener received {size:,.0f} bytes of these per round and {what} They rest on a server that is {assurances}."
+    previous = f" In {fallbacks} rounds the weights of the rounds before were taken." if fallbacks else ""
+    return f" To weigh the updates, {who}{previous}"
 
 
 def _signed(points: float) -> str:

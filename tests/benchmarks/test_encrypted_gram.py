@@ -14,7 +14,7 @@ def costs():
 
 def test_every_way_is_measured_and_only_what_is_scaled_says_so(costs):
     assert [cost.way for cost in costs if cost.extrapolated] == ["TenSEAL dot()"]
-    assert len(costs) == 5
+    assert len(costs) == 6
 
 
 def test_errors_are_those_that_are_stated(costs):
@@ -32,6 +32,8 @@ def test_bytes_of_a_round_are_counted(costs):
     assert masked.bytes_up == 3 * params.fresh_chunk_bytes
     assert masked.bytes_scoring == 6 * params.product_bytes
     assert own.bytes_scoring == 3 * masked.bytes_up
+    held = costs[-2]
+    assert held.bytes_scoring == 3 * held.bytes_up == 3 * 3 * ProductParams.escrow().sum_chunk_bytes
     assert masked.bytes_keys == 0 < costs[-1].bytes_keys
 
 

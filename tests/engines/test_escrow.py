@@ -221,16 +221,16 @@ def test_another_holder_than_the_agreed_one_is_refused(halted: Halted, tmp_path:
     assert [part for part in agreement.parts if agreement.parts[part] != other.parts[part]] == ["trust mode"]
 
 
-def test_a_consortium_takes_the_parameters_of_the_mode_and_no_rule_that_multiplies(model: torch.nn.Module, non_private: Make) -> None:
+def test_a_consortium_takes_the_parameters_of_the_mode_and_of_the_rule(model: torch.nn.Module, non_private: Make) -> None:
     with pytest.raises(UnsupportedInThisModeError, match="take CkksParams.escrow"):
         non_private(keys=EscrowKey.generate())
-    with pytest.raises(UnsupportedInThisModeError, match="which EscrowKey rounds cannot compute"):
-        non_private(rule=MultiKrum(byzantine=1, keep=2), **terms())
-    products = terms() | {"params": ProductParams.exact()}
-    with pytest.raises(UnsupportedInThisModeError, match="which EscrowKey rounds cannot compute; nothing was started; take SharedKey"):
-        non_private(count=5, rule=MultiKrum(byzantine=1, keep=3), **products)
+    with pytest.raises(UnsupportedInThisModeError, match="these parameters cannot compute; nothing was started; take ProductParams.escrow"):
+        non_private(count=5, rule=MultiKrum(byzantine=1, keep=3), **terms())
+    for params in (ProductParams.exact(), ProductParams.sketched()):
+        with pytest.raises(UnsupportedInThisModeError, match=r"nothing was agreed; take .* ProductParams.escrow"):
+            non_private(count=5, rule=MultiKrum(byzantine=1, keep=3), **terms() | {"params": params})
     validator = Validator(name="bank_0", commitment=bytes(32), public=True)
-    with pytest.raises(UnsupportedInThisModeError, match="'bank_0' would be a validator, whose reference EscrowKey rounds cannot compare"):
+    with pytest.raises(ValueError, match="a rule that needs a reference"):
         non_private(validator=validator, **terms())
     with pytest.raises(TypeError, match="got the class EscrowKey"):
         non_private(**terms() | {"keys": EscrowKey})
@@ -241,19 +241,23 @@ def test_a_consortium_takes_the_parameters_of_the_mode_and_no_rule_that_multipli
         simulate(replace(consortium, clients=renamed), model, rounds=1)
 
 
-def test_a_session_with_a_key_holder_takes_no_rule_that_looks_at_inner_products_and_no_validator(halted: Halted) -> None:
+def test_a_session_with_a_key_holder_takes_a_rule_that_looks_at_inner_products_with_its_own_parameters_alone(halted: Halted) -> None:
     agreement = halted.context.agreement
     validator = Validator(name="bank_0", commitment=bytes(32), public=True)
-    for changes in (
-        {"rule": MultiKrum(byzantine=0, keep=3)},
-        {"rule": MultiKrum(byzantine=0, keep=3), "params": ProductParams.exact()},
-        {"rule": FLTrust(), "params": ProductParams.exact(), "validator": validator},
-        {"validator": validator},
-    ):
-        with pytest.raises(
-            UnsupportedInThisModeError, match="inner products of updates, which EscrowKey rounds cannot compute; no session"
-        ):
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"rule": MultiKrum(byzantine=0, keep=3)}, r"cannot multiply ciphertexts; no session was made; take ProductParams.escrow"),
+        ({"rule": MultiKrum(byzantine=0, keep=3), "params": ProductParams.exact()}, r"nothing was agreed; take .* ProductParams.escrow"),
+        ({"rule": FLTrust(), "params": ProductParams.sketched(), "validator": validator}, r"take .* ProductParams.escrow"),
+        (
+            {"trust": None, "params": ProductParams.escrow()},
+            r"these parameters are for EscrowKey; nothing was agreed; take ProductParams.exact",
+        ),
+    )
+    for changes, words in refused:
+        with pytest.raises(UnsupportedInThisModeError, match=words):
             replace(agreement, **changes)
+    with pytest.raises(ValueError, match="expected no validator beside"):
+        replace(agreement, validator=validator)
 
 
 @pytest.mark.parametrize("optimizer", [FedAdam(learning_rate=0.05), ServerSgd(learning_rate=0.7, momentum=0.5)], ids=["FedAdam", "FedAvgM"])
