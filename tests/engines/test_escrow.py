@@ -342,7 +342,7 @@ def test_a_client_takes_one_set_of_commitments_with_its_own_among_enough(collusi
     with pytest.raises(OpeningRefusedError, match="have not come to 'bank_0'; nothing was handed out"):
         bank.upload(context)
     with pytest.raises(OpeningRefusedError, match="have not come to 'bank_0'; nothing was handed out or approved"):
-        bank.approve(context, collusion.announce(collusion.digest({"bank_0": b""})))
+        bank.approve(context, collusion.announce(collusion.digest(dict.fromkeys(collusion.parties, b""))))
     commits = collusion.commits
     stranger = Identity.generate("bank_1")
     forged = commits["bank_1"][:-64] + stranger.sign(commits["bank_1"][:-64])
@@ -472,41 +472,48 @@ def test_a_client_that_falls_silent_after_its_commitment_is_left_out(model: torc
             simulation.run(rounds=1)
         record = simulation.run(rounds=1, absences=Script(round_0={"bank_3": Stage.UPLOAD})).rounds[0].record
         assert record.participants == ("bank_0", "bank_1", "bank_2")
-        assert encrypted._server(encrypted.context(0), tuple(encrypted.participants)) is not None
-        assert all(party.opened_rounds() == (0,) for party in encrypted.participants.values())
+        server = Server(
+            context=replace(encrypted.context(1), round=0, history=bytes(32)),
+            identity=encrypted._site.server,
+            selected=tuple(encrypted.participants),
+            spool=encrypted._site.spool,
+        )
+        assert server.committed() == ("bank_0", "bank_1", "bank_2", "bank_3")
+        assert {name for name, party in encrypted.participants.items() if party.opened_rounds() == (0,)} == set(record.participants)
 
 
-@pytest.mark.parametrize(
-    ("owner", "step"),
-    [
-        (Server, "receive_commitment"),
-        (Server, "close_commitments"),
-        (Server, "relay"),
-        (EscrowSession, "take_commitments"),
-        (EscrowSession, "upload"),
-        (Server, "receive_upload"),
-        (EscrowSession, "approve"),
-    ],
+STEPS = (
+    (Server, "receive_commitment", 2),
+    (Server, "close_commitments", 1),
+    (Server, "relay", 2),
+    (EscrowSession, "take_commitments", 2),
+    (EscrowSession, "upload", 2),
+    (Server, "receive_upload", 2),
+    (EscrowSession, "approve", 2),
 )
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step[1])
 def test_a_restart_around_the_commitments_trains_and_charges_nothing_again(
-    model: torch.nn.Module, private: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str, after: bool
+    model: torch.nn.Module, private: Make, tmp_path: Path, step: tuple[type, str, int], after: bool
 ) -> None:
     consortium, calls = private(**terms()), 0
-    original = getattr(owner, step)
+    owner, name, fatal = step
+    original = getattr(owner, name)
 
     def dying(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 2 and not after:
+        if calls == fatal and not after:
             raise Crash
         result = original(*arguments)
-        if calls == 2:
+        if calls == fatal:
             raise Crash
         return result
 
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, step, dying)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, dying)
         with pytest.raises(Crash):
             simulate(consortium, model, rounds=1, directory=tmp_path / "run")
     stored = {path: path.read_bytes() for path in (tmp_path / "run" / "clients").rglob("outbox/*")}
@@ -536,16 +543,12 @@ def test_a_session_without_a_key_holder_knows_no_commitments(model: torch.nn.Mod
 
 def test_a_client_whose_budget_is_spent_commits_to_nothing_and_the_others_hear_why(model: torch.nn.Module, private: Make) -> None:
     consortium = private(count=3, epsilons=(20.0, 20.0, 1e-3), **terms())
-    with Simulation(consortium, model) as simulation, pytest.raises(CohortError, match="Refused by bank_2: the privacy budget"):
-        parties = simulation.encrypted.participants
-        context = simulation.encrypted.context(0)
-        run_round(
-            server=simulation.encrypted._server(context, tuple(parties)),
-            clients=parties,
-            context=context,
-            selected=tuple(parties),
-            holder=simulation.encrypted.holder,
-        )
+    with Simulation(consortium, model) as simulation:
+        parties, context = simulation.encrypted.participants, simulation.encrypted.context(0)
+        server = simulation.encrypted._server(context, tuple(parties))
+        with pytest.raises(CohortError, match="2 commitments; nothing was summed. Refused by bank_2: the privacy budget"):
+            run_round(server=server, clients=parties, context=context, selected=tuple(parties), holder=simulation.encrypted.holder)
+        assert server.committed() == ()
 
 
 def test_another_holder_than_the_agreed_one_is_refused(halted: Halted, tmp_path: Path) -> None:
