@@ -482,6 +482,20 @@ def test_a_client_that_falls_silent_after_its_commitment_is_left_out(model: torc
         assert {name for name, party in encrypted.participants.items() if party.opened_rounds() == (0,)} == set(record.participants)
 
 
+def test_a_client_that_comes_back_when_the_commitments_are_closed_is_not_asked_to_train(
+    model: torch.nn.Module, private: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consortium = private(count=4, **terms())
+    with Simulation(consortium, model) as simulation:
+        with monkeypatch.context() as patch:
+            patch.setattr(EscrowSession, "take_commitments", crash)
+            with pytest.raises(Crash):
+                simulation.run(rounds=1, absences=Script(round_0={"bank_3": Stage.UPLOAD}))
+        record = simulation.run(rounds=1).rounds[0].record
+    assert record.participants == ("bank_0", "bank_1", "bank_2")
+    assert [len(client.ledger.events()) for client in consortium.clients if client.ledger is not None] == [1, 1, 1, 0]
+
+
 STEPS = (
     (Server, "receive_commitment", 2),
     (Server, "close_commitments", 1),
