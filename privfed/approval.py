@@ -7,7 +7,9 @@ from privfed.digest import RoundDigest
 from privfed.errors import OpeningRefusedError
 from privfed.identity import Identity
 from privfed.journal import Journal
+from privfed.trust import EscrowTrust
 from privfed.wire import encode_approval, read_digest
+from privfed.wire_commit import check_committed
 
 Witness = Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
 """Countersigns the heads of the ledgers of others: from statements by owner to signatures by owner, or a refusal."""
@@ -44,6 +46,7 @@ def approve(
     statement: bytes = b"",
     witness: Witness | None = None,
     answer: Answer | None = None,
+    committed: Mapping[str, bytes] | None = None,
 ) -> bytes:
     """Checks the server's digest and signs it, once per round.
 
@@ -60,20 +63,25 @@ def approve(
         statement: Of the head of its ledger, as the participant sent it with its upload.
         witness: Remembers and countersigns the heads of the other participants' ledgers; needed if the agreement names any.
         answer: Gives what goes with the approval where the trust mode has quorums. As the approval, it is for one digest of a round only.
+        committed: Hash of the upload to which each client committed before this one handed out its own, by name, where there is a key
+            holder; else None.
 
     Returns:
         An approval message.
 
     Raises:
-        ValueError: If there is no witness and the agreement names ledgers; nothing was approved.
-        OpeningRefusedError: If the participant is not in the digest, its upload or its statement is not the one that it sent, the
-            coefficients or the rule are not the agreed ones, or the policy does not allow the opening.
+        ValueError: If there is no witness and the agreement names ledgers, or commitments are missing or too many; nothing was approved.
+        OpeningRefusedError: If the participant is not in the digest, its upload or its statement is not the one that it sent, a
+            participant had not committed to its upload, the coefficients or the rule are not the agreed ones, or the policy does not
+            allow the opening.
         AlreadyOpenedError: If the round is promised to another digest, of this attempt or another one.
         LedgerTamperedError: If another participant's ledger was set back; nothing was approved.
         PrivFedError: As `wire.read_digest`, and as `answer`.
     """
     if context.agreement.populations and witness is None:
         raise ValueError("expected a witness of the ledgers that the agreement names; nothing was approved")
+    if (committed is not None) is not isinstance(context.agreement.trust, EscrowTrust):
+        raise ValueError("expected the commitments of the clients where there is a key holder, and nowhere else; nothing was approved")
     digest, statements = read_digest(data, context, key_id)
     if identity.name not in digest.participants:
         raise OpeningRefusedError(f"{identity.name!r} is not in the digest; nothing was approved")
@@ -83,6 +91,8 @@ def approve(
         raise OpeningRefusedError(
             f"the digest carries another statement of the ledger of {identity.name!r} than the one that it sent; nothing was approved"
         )
+    if committed is not None:
+        check_committed(digest, committed)
     check_digest(context, digest)
     kept = journal.approval(context, digest.digest(context))
     if kept is not None:

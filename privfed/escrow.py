@@ -100,8 +100,8 @@ class EscrowHolder:
             A message for the clients, which the server carries and cannot read.
 
         Raises:
-            OpeningRefusedError: If a participant did not approve, the coefficients or the rule are not the agreed ones, or the
-                policy does not allow the opening.
+            OpeningRefusedError: If a participant did not approve or had not committed to its upload, the coefficients or the rule are
+                not the agreed ones, or the policy does not allow the opening.
             TamperedAggregateError: If an upload is not the one that was approved.
             AlreadyOpenedError: If the round was opened, or promised to another digest.
             DecryptionError: If the sum does not decrypt to grid points.

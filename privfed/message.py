@@ -52,9 +52,11 @@ class Kind(IntEnum):
     SHARES = 19
     REQUEST = 20
     OPENED = 21
+    COMMIT = 22
+    COMMITS = 23
 
 
-_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS, Kind.SHARES, Kind.REQUEST)
+_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS, Kind.SHARES, Kind.REQUEST, Kind.COMMITS)
 
 
 class Reader:

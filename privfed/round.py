@@ -52,6 +52,9 @@ class RoundServer(Protocol):
     def next_history(self) -> bytes: ...
     def receive_setup(self, data: bytes) -> str: ...
     def start_uploads(self) -> tuple[str, ...]: ...
+    def receive_commitment(self, data: bytes) -> str: ...
+    def close_commitments(self) -> tuple[str, ...]: ...
+    def committed(self) -> tuple[str, ...]: ...
     def relay(self, name: str) -> bytes: ...
     def receive_upload(self, data: bytes) -> str: ...
     def close(self) -> bytes: ...
@@ -73,6 +76,8 @@ class RoundClient(Protocol):
     def opened_rounds(self) -> tuple[int, ...]: ...
     def setup(self, context: RoundContext) -> bytes: ...
     def take_shares(self, context: RoundContext, data: bytes) -> None: ...
+    def commit(self, context: RoundContext) -> bytes: ...
+    def take_commitments(self, context: RoundContext, data: bytes) -> None: ...
     def upload(self, context: RoundContext) -> bytes: ...
     def approve(self, context: RoundContext, digest: bytes) -> bytes: ...
     def weigh(self, context: RoundContext, data: bytes) -> tuple[bytes, Decision]: ...
@@ -114,6 +119,27 @@ class Participant:
         if not isinstance(self.session, ThresholdSession):
             raise UnsupportedInThisModeError("shares exist in ThresholdKey mode only; nothing was kept")
         self.session.take_shares(context, data)
+
+    def commit(self, context: RoundContext) -> bytes:
+        """See `EscrowSession.commit`.
+
+        Raises:
+            UnsupportedInThisModeError: If the session is of another trust mode.
+        """
+        return self._committing().commit(context)
+
+    def take_commitments(self, context: RoundContext, data: bytes) -> None:
+        """See `EscrowSession.take_commitments`.
+
+        Raises:
+            UnsupportedInThisModeError: If the session is of another trust mode.
+        """
+        self._committing().take_commitments(context, data)
+
+    def _committing(self) -> EscrowSession:
+        if not isinstance(self.session, EscrowSession):
+            raise UnsupportedInThisModeError("commitments exist in EscrowKey mode only; nothing was trained or kept")
+        return self.session
 
     def upload(self, context: RoundContext) -> bytes:
         """See `ClientSession.upload`."""
@@ -257,7 +283,7 @@ def run_round(
     silent: Mapping[str, Stage] = MappingProxyType({}),
     holder: RoundHolder | None = None,
 ) -> RoundRecord:
-    """Runs the phases of one round: setup (and exchange of shares), training and upload, digest, approval, aggregate, opening.
+    """Runs the phases of one round: setup (and shares), training (and commitments) and upload, digest, approval, aggregate, opening.
 
     A round that was interrupted, at whatever party, is gone on with where it stood. It is held with those who answer, if the policy
     holds; their integer weights are apportioned anew. A client whose budget does not cover the round says so, and is told apart
@@ -280,7 +306,8 @@ def run_round(
         PrivFedError: If a party refuses what another one sent. Of a client that refuses the aggregate the server learns no reason.
     """
     clock = Clock()
-    shares = isinstance(context.agreement.trust, ThresholdTrust)
+    trust = context.agreement.trust
+    shares, commits = isinstance(trust, ThresholdTrust), isinstance(trust, EscrowTrust)
 
     def answers(name: str, stage: Stage) -> bool:
         return silent.get(name, stage + 1) > stage
@@ -292,10 +319,24 @@ def run_round(
                     server.receive_setup(clients[name].setup(context))
             server.start_uploads()
     refused: list[str] = []
-    for name in () if server.participants() else server.cohort():
-        if not answers(name, Stage.UPLOAD):
-            continue
+    uploading = [name for name in server.cohort() if answers(name, Stage.UPLOAD)] if not server.participants() else []
+    if commits and uploading:
+        # Who had not committed when the commitments were closed is not asked to train.
+        for name in () if server.committed() else uploading:
+            try:
+                with clock.phase("train and encrypt"):
+                    message = clients[name].commit(context)
+            except BudgetExceededError:
+                refused.append(name)
+                continue
+            server.receive_commitment(message)
+        with _naming(refused):
+            uploading = [name for name in server.close_commitments() if name in uploading]
+    for name in uploading:
         try:
+            if commits:
+                with clock.phase("commitments"):
+                    clients[name].take_commitments(context, server.relay(name))
             if shares:
                 with clock.phase("shares"):
                     clients[name].take_shares(context, server.relay(name))
@@ -307,15 +348,8 @@ def run_round(
         with clock.phase("receive"):
             server.receive_upload(message)
     with clock.phase("approve"):
-        try:
+        with _naming(refused):
             digest = server.close()
-        except CohortError as error:
-            if not refused:
-                raise
-            raise CohortError(
-                f"{error}. Refused by {', '.join(refused)}: the privacy budget does not cover the round (privfed ledger show tells what "
-                "was spent)"
-            ) from error
         participants = server.participants()
         for name in server.missing_approvals():
             if answers(name, Stage.APPROVAL):
@@ -346,7 +380,7 @@ def run_round(
         )
     weighed = published or decision
     # From here on nothing is counted from what happened in this call alone: the round may have begun before a restart.
-    down = {name: len(digest) + (len(server.relay(name)) if shares else 0) for name in participants}
+    down = {name: len(digest) + (len(server.relay(name)) if shares or commits else 0) for name in participants}
     with clock.phase("open"):
         for name, client in clients.items():
             if answers(name, Stage.OPENING):
@@ -376,6 +410,20 @@ def run_round(
         bytes_scoring=len(products),
         attempt=context.attempt,
     )
+
+
+@contextmanager
+def _naming(refused: Sequence[str]) -> Iterator[None]:
+    """Where too few clients are left, says which of them refused."""
+    try:
+        yield
+    except CohortError as error:
+        if not refused:
+            raise
+        raise CohortError(
+            f"{error}. Refused by {', '.join(refused)}: the privacy budget does not cover the round (privfed ledger show tells what "
+            "was spent)"
+        ) from error
 
 
 def check_same_model(sessions: Sequence[ClientSession]) -> None:

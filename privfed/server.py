@@ -22,6 +22,7 @@ from privfed.errors import (
     ParametersMismatchError,
     RoundMismatchError,
     RoundSkippedError,
+    UnsupportedInThisModeError,
 )
 from privfed.he.additive import CkksVector, SeededSum, sum_chunks, sum_first_polynomials
 from privfed.he.params import KEY_ID_BYTES, SEED_BYTES
@@ -43,12 +44,14 @@ from privfed.wire import (
     upload_statement,
 )
 from privfed.wire_aggregate import EncryptedSum, encode_aggregate
+from privfed.wire_commit import decode_commitment, decode_commitments, encode_commitments
 from privfed.wire_escrow import decode_opened, encode_request, opened_digest
 from privfed.wire_products import decode_coefficients, encode_products, product_params, sketch_seed
 from privfed.wire_shares import decode_dealt_setup, encode_relay
 
 _PRODUCTS = "products"
 _OPENED = "opened"
+_COMMITMENTS = "commitments"
 
 
 class Phase(Enum):
@@ -106,7 +109,7 @@ class Server:
             DamagedFileError: If what ended an earlier phase is gone, and something of a later one is there.
         """
         phase = next(phase for phase in Phase if not self._spool.has(phase.value))
-        later = {Phase.SETUP: (Kind.UPLOAD, Kind.APPROVAL), Phase.UPLOAD: (Kind.APPROVAL,)}.get(phase, ())
+        later = {Phase.SETUP: (Kind.COMMIT, Kind.UPLOAD, Kind.APPROVAL), Phase.UPLOAD: (Kind.APPROVAL,)}.get(phase, ())
         with self._reading():
             order = list(Phase)
             ended = [after for after in order[order.index(phase) :] if self._spool.has(after.value)]
@@ -195,15 +198,20 @@ class Server:
         return decode_setup(data, self._context)
 
     def relay(self, name: str) -> bytes:
-        """What the clients of the round made for one of them in their setup messages; the same bytes again when called again.
+        """What the clients of the round tell one of them before its upload; the same bytes again when called again.
 
         Returns:
-            A message with shares, for that client to check before its upload; no bytes in trust modes without shares.
+            A message with the shares that they made for that client, or with their commitments, for it to check; no bytes in trust modes
+            that have neither.
 
         Raises:
-            CohortError: If the setup has not ended, or the client took no part in it.
+            CohortError: If the setup has not ended, the commitments were not closed, or the client took no part.
             DamagedFileError: If what was stored is not what came.
         """
+        if isinstance(self._context.agreement.trust, EscrowTrust):
+            if name not in self.committed():
+                raise CohortError(f"{name!r} is not among the closed commitments of round {self._context.round}; nothing happened")
+            return self._spool.get(_COMMITMENTS)
         if not isinstance(self._context.agreement.trust, ThresholdTrust):
             return b""
         self._require_started()
@@ -216,17 +224,73 @@ class Server:
                 raise InvalidMessageError
         return encode_relay(self._context, self._identity, {sender: setup[2][name] for sender, setup in setups.items()})
 
+    def receive_commitment(self, data: bytes) -> str:
+        """Verifies and stores a client's commitment to its upload; returns the client's name. In sessions with a key holder.
+
+        Raises:
+            CohortError: If the client took no part in the setup, sent another commitment before, or comes when they are closed.
+            UnsupportedInThisModeError: If there is no key holder.
+            PrivFedError: As `wire_commit.decode_commitment`.
+        """
+        self._require_started()
+        self._require_holder()
+        sender, _ = decode_commitment(data, self._context, self._key_id)
+        return self._store(Kind.COMMIT, sender, data, phase=Phase.UPLOAD, cohort=self.committed() or self.received(Kind.SETUP))
+
+    def close_commitments(self) -> tuple[str, ...]:
+        """Ends the commitments: names of the clients that may upload. What is relayed from here on is one set, and never another.
+
+        Raises:
+            CohortError: If the setup has not ended, or the policy demands more clients; more commitments may come.
+            UnsupportedInThisModeError: If there is no key holder.
+            DamagedFileError: If what was stored is not what came.
+        """
+        self._require_started()
+        self._require_holder()
+        if not self.committed():
+            names = self.received(Kind.COMMIT)
+            self._require_enough(names, "commitments")
+            with self._reading():
+                messages = {name: self._spool.get(_prefix(Kind.COMMIT) + name) for name in names}
+                closed = encode_commitments(self._context, self._identity, messages, key_id=self._key_id)
+                if tuple(decode_commitments(closed, self._context, self._key_id)) != names:
+                    raise InvalidMessageError
+            self._spool.put(_COMMITMENTS, closed)
+        return self.committed()
+
+    def committed(self) -> tuple[str, ...]:
+        """Names of the clients in the closed commitments, in roster order; none before they were closed, and where there are none.
+
+        Raises:
+            DamagedFileError: If what was stored is not what came.
+        """
+        return tuple(self._commitments())
+
+    def _commitments(self) -> Mapping[str, bytes]:
+        uploaded = isinstance(self._context.agreement.trust, EscrowTrust) and self.received(Kind.UPLOAD)
+        if not uploaded and not self._spool.has(_COMMITMENTS):
+            return {}
+        with self._reading():
+            return decode_commitments(self._spool.get(_COMMITMENTS), self._context, self._key_id)
+
+    def _require_holder(self) -> None:
+        if not isinstance(self._context.agreement.trust, EscrowTrust):
+            raise UnsupportedInThisModeError("commitments exist in EscrowKey mode only; nothing happened")
+
     def receive_upload(self, data: bytes) -> str:
         """Verifies and stores a client's upload; returns the client's name.
 
         Raises:
-            CohortError: If the client took no part in the setup, sent another upload before, or comes in another phase.
+            CohortError: If the client took no part in the setup, sent another upload before, or comes in another phase; where there is a
+                key holder, if it is not the upload to which it committed, or the commitments were not closed.
             RoundMismatchError: If it is encrypted under another key.
             PrivFedError: As `wire.decode_upload`.
         """
         self._require_started()
-        update = decode_upload(data, self._context, self._key_id)
-        return self._store(Kind.UPLOAD, update.sender, data, phase=Phase.UPLOAD, cohort=self.received(Kind.SETUP))
+        sender = decode_upload(data, self._context, self._key_id).sender
+        if isinstance(self._context.agreement.trust, EscrowTrust) and self._commitments().get(sender) != hash_message(data):
+            raise CohortError(f"{sender!r} sent an upload that is not the one of its closed commitment; it was dropped")
+        return self._store(Kind.UPLOAD, sender, data, phase=Phase.UPLOAD, cohort=self.received(Kind.SETUP))
 
     def close(self) -> bytes:
         """Ends the uploads and announces what will be summed; the same bytes again when called again.
@@ -371,7 +435,12 @@ class Server:
                 announcement = self._spool.get(Phase.UPLOAD.value)
                 total = None if isinstance(trust, EscrowTrust) else self._sum(final)
             if total is None:
-                request = encode_request(self._context, self._identity, announcement, approvals, key_id=digest.key_id)
+                with self._reading():
+                    commitments = self._spool.get(_COMMITMENTS)
+                    decode_commitments(commitments, self._context, digest.key_id)
+                request = encode_request(
+                    self._context, self._identity, announcement, approvals, commitments=commitments, key_id=digest.key_id
+                )
                 self._spool.put(Phase.APPROVAL.value, request)
                 return request
             abridged = uploads if self._context.agreement.upload_tags_bytes else ()
@@ -487,8 +556,8 @@ class Server:
             return file.read(span.stop - span.start)
 
     def received_bytes(self) -> dict[str, int]:
-        """Bytes of the setup message, upload and approval that each client sent, by name; of all that sent any."""
-        kinds = (Kind.SETUP, Kind.UPLOAD, Kind.APPROVAL, Kind.COEFFICIENTS)
+        """Bytes of the setup message, commitment, upload and approval that each client sent, by name; of all that sent any."""
+        kinds = (Kind.SETUP, Kind.COMMIT, Kind.UPLOAD, Kind.APPROVAL, Kind.COEFFICIENTS)
         sent: defaultdict[str, int] = defaultdict(int)
         for kind in kinds:
             for name in self.received(kind):

@@ -246,6 +246,7 @@ class ClientSession:
             statement=upload_statement(upload, context),
             witness=lambda statements: self._countersign(context, statements),
             answer=self._answer(context),
+            committed=self._committed(context),
         )
 
     def scores(self) -> Mapping[str, float]:
@@ -266,6 +267,9 @@ class ClientSession:
         return encode_coefficients(context, self._identity, digest, coefficients)
 
     def _answer(self, context: RoundContext) -> Answer | None:  # noqa: ARG002 (for subclasses)
+        return None
+
+    def _committed(self, context: RoundContext) -> Mapping[str, bytes] | None:  # noqa: ARG002 (for subclasses)
         return None
 
     def _countersign(self, context: RoundContext, statements: Mapping[str, bytes]) -> dict[str, bytes]:

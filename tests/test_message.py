@@ -11,6 +11,7 @@ import pytest
 from privfed import message
 from privfed.aggregation.rules import FedAvg
 from privfed.agreement import OpeningPolicy, RoundContext
+from privfed.digest import hash_message
 from privfed.errors import (
     AgreementMismatchError,
     HistoryMismatchError,
@@ -27,11 +28,12 @@ from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, write_text
 from privfed.update import Layout
 from privfed.wire import decode_abort, decode_approval, decode_digest, decode_setup, decode_upload, encode_abort, encode_setup
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_commit import decode_commitment, decode_commitments, encode_commitment, encode_commitments
 from privfed.wire_escrow import decode_request, encode_request
 from privfed.wire_products import decode_coefficients, decode_products
 from privfed.wire_shares import decode_relay, decode_share, encode_relay, encode_share, sealed_share_bytes
 
-FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.SHARES, Kind.REQUEST)
+FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.SHARES, Kind.REQUEST, Kind.COMMITS)
 # Those of scored rounds are refused in the sessions here; in their own they are tested in tests/test_scorer.py. A key holder speaks in
 # sessions that have one: see tests/engines/test_escrow.py.
 ELSEWHERE = (Kind.PRODUCTS, Kind.COEFFICIENTS, Kind.OPENED)
@@ -64,6 +66,8 @@ class Traffic:
             Kind.SHARE: lambda: decode_share(data, context),
             Kind.SHARES: lambda: decode_relay(data, context),
             Kind.REQUEST: lambda: decode_request(data, context, self.key_id),
+            Kind.COMMIT: lambda: decode_commitment(data, context, self.key_id),
+            Kind.COMMITS: lambda: decode_commitments(data, context, self.key_id),
         }
         return decoders[kind]()
 
@@ -87,6 +91,11 @@ def traffic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     bank = parties.clients["bank_00"]
     approvals = [joint.approve(name, announced) for name in parties.clients]
     share = encode_share(joint.context, bank, recipient="bank_01", sealed=bytes(sealed_share_bytes(joint.context)))
+    commits = {
+        name: encode_commitment(joint.context, identity, hash_message(joint.uploads[name]), key_id=key_id)
+        for name, identity in parties.clients.items()
+    }
+    commitments = encode_commitments(joint.context, parties.server, commits, key_id=key_id)
     return Traffic(
         context=joint.context,
         messages={
@@ -98,7 +107,9 @@ def traffic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             Kind.ABORT: encode_abort(joint.context, bank, key_id),
             Kind.SHARE: share,
             Kind.SHARES: encode_relay(joint.context, parties.server, {"bank_00": share}),
-            Kind.REQUEST: encode_request(joint.context, parties.server, announced, approvals, key_id=key_id),
+            Kind.REQUEST: encode_request(joint.context, parties.server, announced, approvals, commitments=commitments, key_id=key_id),
+            Kind.COMMIT: commits["bank_00"],
+            Kind.COMMITS: commitments,
         },
         signers={kind: parties.server if kind in FROM_SERVER else bank for kind in ALL},
         other_client=parties.clients["bank_01"],
@@ -197,7 +208,9 @@ def test_no_kind_passes_for_another(traffic: Traffic, kind: Kind) -> None:
         relabelled[len(b"privfed\0") + 1] = other
         for read_as in (kind, other):
             # Even when the sender itself signs the confusion. An authentic message about another key says so.
-            with pytest.raises(InvalidMessageError if traffic.key_of(kind) == traffic.key_of(other) else PrivFedError):
+            # So does what begins with 32 bytes where the hash of the approved digest should be: it approves another one.
+            approves = read_as is Kind.APPROVAL and kind is Kind.COMMIT
+            with pytest.raises(InvalidMessageError if traffic.key_of(kind) == traffic.key_of(other) and not approves else PrivFedError):
                 traffic.decode(read_as, traffic.resigned(kind, bytes(relabelled)))
 
 
@@ -246,6 +259,7 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
     digest = 256 + 4 + clients * (256 + 8 + 32 + 4) + owners * 2**20
     approval = 32 + owners * 64
     share = frame + 256 + params.polynomial_bytes + 48
+    commitments = frame + 4 + clients * (4 + frame + 38)
     largest = {
         Kind.SETUP: frame,
         Kind.UPLOAD: frame + (2**20 if owners else 0) + 4 + params.fresh_chunk_bytes + 92,
@@ -255,7 +269,9 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
         Kind.ABORT: frame + 5,
         Kind.SHARE: share,
         Kind.SHARES: frame + 4 + clients * (256 + 4 + share),
-        Kind.REQUEST: frame + 4 + (4 + frame + digest) + clients * (4 + frame + approval),
+        Kind.REQUEST: frame + 4 + (4 + frame + digest) + clients * (4 + frame + approval) + 4 + commitments,
+        Kind.COMMIT: frame + 38,
+        Kind.COMMITS: commitments,
     }[kind]
     padding = largest - len(traffic.messages[kind])
     assert padding >= SIGNATURE_BYTES

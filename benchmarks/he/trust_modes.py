@@ -33,6 +33,7 @@ from privfed.sharing import answer, check_shares, deal
 from privfed.trust import EscrowTrust, ThresholdTrust, Trust
 from privfed.update import Layout, Update
 from privfed.wire import encode_setup, encode_upload
+from privfed.wire_commit import decode_commitments, encode_commitment
 
 _SERVER, _HOLDER = "server", "key_holder"
 SHARES = "shares.json"
@@ -197,9 +198,34 @@ class Escrow(_TrustRound):
         announced = (self._folder / "digest").read_bytes()
         for name in self._names:
             identity, upload_hash, journal = self._identity(name), (self._folder / f"{name}.hash").read_bytes(), self._journal(name)
+            relayed = (self._folder / "commitments").read_bytes()
             with meter:
-                approval = approve(self._context, identity, announced, key_id=self._terms.key_id, upload_hash=upload_hash, journal=journal)
+                approval = approve(
+                    self._context,
+                    identity,
+                    announced,
+                    key_id=self._terms.key_id,
+                    upload_hash=upload_hash,
+                    journal=journal,
+                    committed=decode_commitments(relayed, self._context, self._terms.key_id),
+                )
             (self._folder / f"{name}.approval").write_bytes(approval)
+
+    def _commit(self, server: Server, uploads: Iterator[bytes], folder: Path, meter: Meter) -> list[Path]:
+        """Has every client commit to its upload; where the uploads wait until all have."""
+        waiting: list[Path] = []
+        for name, data in zip(self._names, uploads, strict=True):
+            waiting.append(folder / f"{name}.waiting")
+            waiting[-1].write_bytes(data)
+            commitment = encode_commitment(self._context, self._identity(name), hash_message(data), key_id=self._terms.key_id)
+            del data
+            with meter:
+                server.receive_commitment(commitment)
+        with meter:
+            server.close_commitments()
+            relayed = server.relay(self._names[0])
+        (self._folder / "commitments").write_bytes(relayed)
+        return waiting
 
     def serve(self, uploads: Iterator[bytes], answers: Callable[[], None], meter: Meter) -> bytes:
         self._load_ring()
@@ -209,9 +235,12 @@ class Escrow(_TrustRound):
                 for name in self._names:
                     server.receive_setup((self._folder / f"{name}.setup").read_bytes())
                 server.start_uploads()
-            for data in uploads:
+            waiting = self._commit(server, uploads, Path(spool), meter)
+            for path in waiting:
+                data = path.read_bytes()
                 with meter:
                     server.receive_upload(data)
+                path.unlink()
                 del data
             with meter:
                 announced = server.close()

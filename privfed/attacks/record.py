@@ -26,6 +26,7 @@ from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import Aggregate, PlainVector
 from privfed.wire import decode_approval, decode_digest, decode_setup, decode_upload
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_commit import decode_commitment, decode_commitments
 from privfed.wire_escrow import decode_opened, decode_request
 from privfed.wire_shares import decode_dealt_setup
 
@@ -114,6 +115,12 @@ class EncryptedRecord:
             case "aggregate" if isinstance(trust, EscrowTrust):
                 decode_request(data, context, key_id)
                 what, form = "request to the key holder, with all approvals", Form.PUBLIC
+            case "commit" if isinstance(trust, EscrowTrust):
+                decode_commitment(data, context, key_id)
+                what, form = f"commitment of {sender} to its upload", Form.PUBLIC
+            case "commitments" if isinstance(trust, EscrowTrust):
+                decode_commitments(data, context, key_id)
+                what, form = "commitments of all clients, as they were relayed", Form.PUBLIC
             case "opened" if isinstance(trust, EscrowTrust):
                 decode_opened(data, context, key_id)
                 what, form = "opened sum, encrypted to the clients", Form.CIPHERTEXT

@@ -29,6 +29,9 @@ class Tag(IntEnum):
     STORED_UPLOAD = 18
     OPENED = 19
     RESULT = 20
+    COMMIT = 21
+    CLOSE_COMMITMENTS = 22
+    COMMITTED = 23
     DONE = 100
     REFUSED = 101
 

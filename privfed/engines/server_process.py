@@ -45,6 +45,12 @@ def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:
             return json.dumps(server.start_uploads()).encode()
         case Tag.RELAY:
             return server.relay(payload.decode())
+        case Tag.COMMIT:
+            return server.receive_commitment(payload).encode()
+        case Tag.CLOSE_COMMITMENTS:
+            return json.dumps(server.close_commitments()).encode()
+        case Tag.COMMITTED:
+            return json.dumps(server.committed()).encode()
         case Tag.UPLOAD:
             return server.receive_upload(payload).encode()
         case Tag.CLOSE:

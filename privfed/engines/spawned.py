@@ -89,6 +89,18 @@ class SpawnedServer:
         """See `Server.relay`."""
         return self._ask(Tag.RELAY, name.encode())
 
+    def receive_commitment(self, data: bytes) -> str:
+        """See `Server.receive_commitment`."""
+        return self._ask(Tag.COMMIT, data).decode()
+
+    def close_commitments(self) -> tuple[str, ...]:
+        """See `Server.close_commitments`."""
+        return tuple(json.loads(self._ask(Tag.CLOSE_COMMITMENTS)))
+
+    def committed(self) -> tuple[str, ...]:
+        """See `Server.committed`."""
+        return tuple(json.loads(self._ask(Tag.COMMITTED)))
+
     def receive_upload(self, data: bytes) -> str:
         """See `Server.receive_upload`."""
         return self._ask(Tag.UPLOAD, data).decode()

@@ -15,27 +15,36 @@ from privfed.aggregation.rules import MultiKrum
 from privfed.aggregation.server_optimizer import FedAdam, ServerOptimizer, ServerSgd
 from privfed.agreement import Validator
 from privfed.consortium import Consortium
+from privfed.digest import RoundDigest, hash_message
 from privfed.engines.local import Simulation, simulate
 from privfed.engines.site import HOLDER_NAME
 from privfed.errors import (
     AgreementMismatchError,
     AlreadyOpenedError,
     CohortError,
+    DamagedFileError,
     InvalidMessageError,
     OpeningRefusedError,
+    RoundMismatchError,
     TamperedAggregateError,
     UnsupportedInThisModeError,
 )
 from privfed.escrow import EscrowHolder
-from privfed.he.escrow_secret import EscrowKey
+from privfed.escrow_session import EscrowSession
+from privfed.he.codec import pack_words, unpack_words
+from privfed.he.escrow import RunningSum, WholeVector
+from privfed.he.escrow_secret import EscrowKey, encrypt_to_holder
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
 from privfed.identity import Identity
 from privfed.release import open_release
-from privfed.round import Stage
+from privfed.round import Stage, run_round
 from privfed.server import Server
 from privfed.training.scaffold import Scaffold
+from privfed.update import Update
+from privfed.wire import decode_upload, encode_approval, encode_digest, encode_upload
+from privfed.wire_commit import encode_commitment, encode_commitments
 from privfed.wire_escrow import decode_opened, encode_request
 from tests.engines.test_threshold import Crash, Script, crash
 
@@ -137,7 +146,7 @@ def test_the_holder_opens_one_request_a_round_and_only_with_every_approval(halte
     digest, server = halted.server.close(), halted.encrypted._site.server
     approvals = [halted.encrypted.participants[name].approve(halted.context, digest) for name in halted.encrypted.participants]
     key_id = halted.encrypted.participants["bank_0"].session.key_id(halted.context)
-    fewer = encode_request(halted.context, server, digest, approvals[:2], key_id=key_id)
+    fewer = encode_request(halted.context, server, digest, approvals[:2], commitments=halted.server.relay("bank_0"), key_id=key_id)
     with pytest.raises(OpeningRefusedError, match=r"missing \['bank_2'\]; nothing was decrypted"):
         halted.holder.open(halted.context, fewer, halted.server.upload)
     halted.holder.open(halted.context, halted.request, halted.server.upload)
@@ -186,21 +195,374 @@ def test_a_release_that_the_holder_did_not_sign_is_refused_by_server_and_clients
         halted.server.upload("stranger")
 
 
-def test_one_client_together_with_the_server_cannot_open_an_upload(halted: Halted) -> None:
-    """They hold the public key, the uploads and the client's decryption key; under a shared key the same pair reads every update."""
-    from privfed.he.escrow import WholeVector
-    from privfed.wire import decode_upload
+class Collusion:
+    """Three honest banks, and `bank_3` that works together with the server: who sees every upload as soon as it is handed out."""
 
-    session: Any = halted.encrypted.participants["bank_0"].session
-    held = [path.read_bytes() for path in halted.encrypted._site.client("bank_0").rglob("*") if path.is_file()]
-    held += [path.read_bytes() for path in halted.encrypted._site.server_identity_path.parent.rglob("*") if path.is_file()]
-    holder: Any = halted.holder
-    assert not any(holder._key._secret in data for data in held)
-    vector = decode_upload(halted.server.upload("bank_1"), halted.context, session.key_id(halted.context)).vector
-    assert isinstance(vector, WholeVector)
-    assert not hasattr(session._trust, "open_sum")
-    with pytest.raises(ValueError, match="share a key"):
-        session.round_key(halted.context)
+    HONEST = ("bank_0", "bank_1", "bank_2")
+    INSIDER = "bank_3"
+
+    def __init__(self, simulation: Simulation) -> None:
+        encrypted = simulation.encrypted
+        assert encrypted.holder is not None
+        self.parties, self.holder, self.context = encrypted.participants, encrypted.holder, encrypted.context(0)
+        self.server, self.insider = encrypted._site.server, encrypted._site.clients[self.INSIDER]
+        self.identities = encrypted._site.clients
+        self.agreement = self.context.agreement
+        self.trust: Any = self.agreement.trust
+        self.key_id = self.trust.key_id
+        self.weights = self.agreement.coefficients(self.agreement.roster.names)
+        self.commits = {name: party.commit(self.context) for name, party in self.parties.items()}
+        self.first = self.commitments(self.commits)
+
+    def commitments(self, commits: dict[str, bytes]) -> bytes:
+        return encode_commitments(self.context, self.server, commits, key_id=self.key_id)
+
+    def second(self, upload: bytes) -> bytes:
+        """What the clients committed to, but for the insider, which chose again."""
+        commit = encode_commitment(self.context, self.insider, hash_message(upload), key_id=self.key_id)
+        return self.commitments(self.commits | {self.INSIDER: commit})
+
+    def hand_out(self, commitments: bytes, *names: str) -> dict[str, bytes]:
+        for name in names:
+            self.parties[name].take_commitments(self.context, commitments)
+        return {name: self.parties[name].upload(self.context) for name in names}
+
+    def vector(self, upload: bytes) -> WholeVector:
+        vector = decode_upload(upload, self.context, self.key_id).vector
+        assert isinstance(vector, WholeVector)
+        return vector
+
+    def cancelling(self, uploads: dict[str, bytes]) -> bytes:
+        """The insider's upload that takes those of others out of the sum: an encryption of minus theirs, over its own weight."""
+        layout, params = self.agreement.sent_layout, self.agreement.params
+        modulus, inverse = params.modulus, pow(self.weights[self.INSIDER], -1, params.modulus)
+
+        def words(vector: WholeVector, chunk: int) -> Any:
+            return unpack_words(vector.chunks[chunk], params).astype(object)
+
+        def zero() -> WholeVector:
+            return encrypt_to_holder(np.zeros(layout.size, np.int64), layout, params, self.trust.public_key)
+
+        base, chunks = zero(), list[bytes]()
+        others = [(self.weights[name], self.vector(upload), zero()) for name, upload in uploads.items()]
+        for chunk in range(len(base.chunks)):
+            taken: Any = sum(weight * (words(fresh, chunk) - words(vector, chunk)) for weight, vector, fresh in others)
+            chunks.append(pack_words(((words(base, chunk) + inverse * taken) % modulus).astype(np.uint64), params))
+        vector = WholeVector(layout=layout, params=params, key_id=self.key_id, chunks=tuple(chunks))
+        return encode_upload(self.context, self.insider, Update(sender=self.INSIDER, round=0, vector=vector))
+
+    def digest(self, uploads: dict[str, bytes]) -> RoundDigest:
+        names = tuple(name for name in self.parties if name in uploads)
+        return RoundDigest(
+            participants=names,
+            coefficients=tuple(self.agreement.coefficients(names).values()),
+            upload_hashes=tuple(hash_message(uploads[name]) for name in names),
+            rule=self.agreement.rule.name,
+            key_id=self.key_id,
+        )
+
+    def announce(self, digest: RoundDigest) -> bytes:
+        return encode_digest(self.context, self.server, digest)
+
+    def request(self, digest: RoundDigest, approvals: list[bytes], commitments: bytes) -> bytes:
+        return encode_request(self.context, self.server, self.announce(digest), approvals, commitments=commitments, key_id=self.key_id)
+
+    def read(self, opened: bytes) -> Any:
+        """What the insider reads of what the holder published."""
+        message = decode_opened(opened, self.context, self.key_id)[1]
+        session: Any = self.parties[self.INSIDER].session
+        total: Any = message.total
+        return open_release(total, self.context, session.party, digest=message.digest.digest(self.context))
+
+    def truth(self, upload: bytes) -> Any:
+        """What is in an upload, as the key holder could read it."""
+        total = RunningSum(layout=self.agreement.sent_layout, params=self.agreement.params, key_id=self.key_id)
+        total.add(1, self.vector(upload))
+        return self.holder._key.open_sum(total.total(), session=self.agreement.session, coefficients=(1,))
+
+
+@pytest.fixture
+def collusion(model: torch.nn.Module, non_private: Make) -> Any:
+    with Simulation(non_private(count=4, weights=(1.0, 2.0, 3.0, 2.0), **terms()), model) as simulation:
+        yield Collusion(simulation)
+
+
+@pytest.mark.parametrize("unchecked", ["nothing", "clients", "holder"])
+def test_one_client_together_with_the_server_cannot_open_an_upload(
+    collusion: Collusion, monkeypatch: pytest.MonkeyPatch, unchecked: str
+) -> None:
+    """The insider takes all updates but one out of the sum. Where clients, or the holder, do not ask for commitments, it reads that one."""
+    uploads = collusion.hand_out(collusion.first, *collusion.HONEST)
+    crafted = collusion.cancelling({name: uploads[name] for name in ("bank_1", "bank_2")})
+    uploads[collusion.INSIDER] = crafted
+    digest = collusion.digest(uploads)
+    announced = collusion.announce(digest)
+    own = encode_approval(collusion.context, collusion.insider, digest)
+    refusal = pytest.raises(OpeningRefusedError, match="an upload of 'bank_3' to which it had not committed .* nothing was approved")
+    if unchecked == "clients":
+        monkeypatch.setattr("privfed.approval.check_committed", lambda digest, committed: None)
+        approvals = [collusion.parties[name].approve(collusion.context, announced) for name in collusion.HONEST]
+        request = collusion.request(digest, [*approvals, own], collusion.second(crafted))
+    else:
+        for name in collusion.HONEST:
+            with pytest.raises(OpeningRefusedError, match="an upload of 'bank_3' to which it had not committed .* nothing was approved"):
+                collusion.parties[name].approve(collusion.context, announced)
+        # As if every client were the server's: only the holder is left to ask.
+        approvals = [encode_approval(collusion.context, collusion.identities[name], digest) for name in collusion.HONEST]
+        request = collusion.request(digest, [*approvals, own], collusion.first)
+        if unchecked == "nothing":
+            with refusal:
+                collusion.holder.open(collusion.context, request, uploads.__getitem__)
+            return
+        monkeypatch.setattr("privfed.wire_escrow.check_committed", lambda digest, committed: None)
+    opened = collusion.holder.open(collusion.context, request, uploads.__getitem__)
+    victim = collusion.truth(uploads["bank_0"])
+    assert np.count_nonzero(victim)
+    assert np.array_equal(collusion.read(opened), collusion.weights["bank_0"] * victim)
+
+
+def test_a_server_that_shows_clients_different_commitments_gets_no_approval_of_all(collusion: Collusion) -> None:
+    """It has the others upload for one set, and shows the victim another one, in which the insider chose when it had seen them."""
+    uploads = collusion.hand_out(collusion.first, "bank_1", "bank_2")
+    crafted = collusion.cancelling(uploads)
+    uploads |= collusion.hand_out(collusion.second(crafted), "bank_0")
+    uploads[collusion.INSIDER] = crafted
+    announced = collusion.announce(collusion.digest(uploads))
+    collusion.parties["bank_0"].approve(collusion.context, announced)
+    for name in ("bank_1", "bank_2"):
+        with pytest.raises(OpeningRefusedError, match="'bank_3' to which it had not committed"):
+            collusion.parties[name].approve(collusion.context, announced)
+    without = collusion.digest({name: uploads[name] for name in ("bank_0", collusion.INSIDER)} | {"bank_1": uploads["bank_1"]})
+    with pytest.raises(OpeningRefusedError, match="'bank_3' to which it had not committed"):
+        collusion.parties["bank_1"].approve(collusion.context, collusion.announce(without))
+
+
+def test_a_client_takes_one_set_of_commitments_with_its_own_among_enough(collusion: Collusion) -> None:
+    bank, context = collusion.parties["bank_0"], collusion.context
+    with pytest.raises(OpeningRefusedError, match="have not come to 'bank_0'; nothing was handed out"):
+        bank.upload(context)
+    with pytest.raises(OpeningRefusedError, match="have not come to 'bank_0'; nothing was handed out or approved"):
+        bank.approve(context, collusion.announce(collusion.digest(dict.fromkeys(collusion.parties, b""))))
+    commits = collusion.commits
+    stranger = Identity.generate("bank_1")
+    forged = commits["bank_1"][:-64] + stranger.sign(commits["bank_1"][:-64])
+    twice = encode_commitment(context, collusion.insider, bytes(32), key_id=collusion.key_id)
+    later = replace(context, attempt=1)
+    for messages in (
+        [commits["bank_0"], forged, commits["bank_2"], commits["bank_3"]],
+        [commits["bank_0"], commits["bank_2"], commits["bank_1"], commits["bank_3"]],
+        [commits["bank_0"], commits["bank_1"], commits["bank_3"], twice],
+    ):
+        with pytest.raises(InvalidMessageError):
+            bank.take_commitments(context, collusion.commitments({str(index): message for index, message in enumerate(messages)}))
+    old = encode_commitment(later, collusion.insider, bytes(32), key_id=collusion.key_id)
+    with pytest.raises(RoundMismatchError, match="attempt 1, and not to round 0, attempt 0"):
+        bank.take_commitments(context, collusion.commitments(commits | {"bank_3": old}))
+    with pytest.raises(OpeningRefusedError, match="lack its own; nothing was kept"):
+        bank.take_commitments(context, collusion.commitments({name: commits[name] for name in ("bank_1", "bank_2", "bank_3")}))
+    with pytest.raises(OpeningRefusedError, match="a round needs 3 clients, and 2 committed; nothing was kept"):
+        bank.take_commitments(context, collusion.commitments({name: commits[name] for name in ("bank_0", "bank_3")}))
+    with pytest.raises(OpeningRefusedError, match="have not come"):
+        bank.upload(context)
+    bank.take_commitments(context, collusion.first)
+    bank.take_commitments(context, collusion.first)
+    with pytest.raises(OpeningRefusedError, match="other commitments of round 0 came to 'bank_0' before; these were dropped"):
+        bank.take_commitments(context, collusion.commitments(commits | {"bank_3": twice}))
+    upload = bank.upload(context)
+    assert bank.commit(context) == commits["bank_0"]
+    assert bank.upload(context) == upload
+    with pytest.raises(OpeningRefusedError, match="'bank_0' has not committed to an upload in round 0; nothing was kept"):
+        bank.take_commitments(later, collusion.first)
+    assert bank.commit(later) != commits["bank_0"]
+
+
+def test_a_client_whose_upload_or_kept_commitments_are_gone_or_damaged_hands_out_nothing(collusion: Collusion) -> None:
+    bank, context = collusion.parties["bank_0"], collusion.context
+    collusion.hand_out(collusion.first, "bank_0")
+    (kept,) = Path(bank.session._outbox._directory).glob("*-commitments")
+    upload = kept.with_name(kept.name.removesuffix("-commitments"))
+    stored = upload.read_bytes()
+    upload.unlink()
+    for again in (bank.commit, bank.upload):
+        with pytest.raises(DamagedFileError, match="to which it committed, is gone; nothing was trained or charged"):
+            again(context)
+    assert not upload.exists()
+    upload.write_bytes(stored)
+    assert bank.upload(context) == stored
+    kept.write_bytes(collusion.first[:-1])
+    with pytest.raises(DamagedFileError, match="commitments that 'bank_0' kept of round 0 are not what was written"):
+        bank.upload(context)
+
+
+def test_a_server_takes_one_commitment_of_each_client_and_the_upload_that_it_names(model: torch.nn.Module, non_private: Make) -> None:
+    with Simulation(non_private(count=5, **terms()), model) as simulation:
+        encrypted = simulation.encrypted
+        context, parties, identities = encrypted.context(0), encrypted.participants, encrypted._site.clients
+        server: Any = encrypted._server(context, tuple(parties))
+        key_id = context.agreement.trust.key_id  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+        commits = {name: party.commit(context) for name, party in parties.items()}
+        with pytest.raises(CohortError, match="still in its setup"):
+            server.receive_commitment(commits["bank_0"])
+        for name in ("bank_0", "bank_1", "bank_2", "bank_3"):
+            server.receive_setup(parties[name].setup(context))
+        server.start_uploads()
+        with pytest.raises(CohortError, match="'bank_4' takes no part in round 0"):
+            server.receive_commitment(commits["bank_4"])
+        for name in ("bank_0", "bank_1"):
+            server.receive_commitment(commits[name])
+            server.receive_commitment(commits[name])
+        other = encode_commitment(context, identities["bank_0"], bytes(32), key_id=key_id)
+        with pytest.raises(CohortError, match="'bank_0' sent another COMMIT message before"):
+            server.receive_commitment(other)
+        with pytest.raises(CohortError, match="demands 3 clients, and there are 2 commitments"):
+            server.close_commitments()
+        with pytest.raises(CohortError, match="'bank_0' is not among the closed commitments"):
+            server.relay("bank_0")
+        server.receive_commitment(commits["bank_2"])
+        assert server.committed() == ()
+        assert server.close_commitments() == server.close_commitments() == server.committed() == ("bank_0", "bank_1", "bank_2")
+        with pytest.raises(CohortError, match="'bank_3' takes no part in round 0"):
+            server.receive_commitment(commits["bank_3"])
+        relayed = server.relay("bank_0")
+        assert server.relay("bank_1") == relayed
+        uploads = {}
+        for name in ("bank_0", "bank_1", "bank_2"):
+            parties[name].take_commitments(context, relayed)
+            uploads[name] = parties[name].upload(context)
+        session: Any = parties["bank_3"].session
+        for upload in (session._outbox.get(f"{context.agreement.session.hex()}-0-0"), _other_upload(context, identities["bank_0"])):
+            with pytest.raises(CohortError, match="is not the one of its closed commitment; it was dropped"):
+                server.receive_upload(upload)
+        server.receive_upload(uploads["bank_0"])
+        # Another set in the place of the one that was closed, or none, is not taken for it.
+        path = server._spool.path("commitments")
+        path.unlink()
+        for use in (server.committed, server.close_commitments, lambda: server.receive_upload(uploads["bank_1"])):
+            with pytest.raises(DamagedFileError, match="spool of round 0 is damaged"):
+                use()
+        path.write_bytes(relayed)
+        for name in ("bank_1", "bank_2"):
+            server.receive_upload(uploads[name])
+        digest = server.close()
+        for name in uploads:
+            server.receive_approval(parties[name].approve(context, digest))
+        assert encrypted.holder is not None
+        server.receive_opened(encrypted.holder.open(context, server.aggregate(), server.upload))
+        for party in parties.values():
+            party.open(context, server.result())
+
+
+def _other_upload(context: Any, identity: Identity) -> bytes:
+    agreement = context.agreement
+    zero = np.zeros(agreement.sent_layout.size, np.int64)
+    vector = encrypt_to_holder(zero, agreement.sent_layout, agreement.params, agreement.trust.public_key)
+    return encode_upload(context, identity, Update(sender=identity.name, round=context.round, vector=vector))
+
+
+def test_a_client_that_falls_silent_after_its_commitment_is_left_out(model: torch.nn.Module, non_private: Make) -> None:
+    with Simulation(non_private(count=4, **terms()), model) as simulation:
+        encrypted = simulation.encrypted
+        silent = encrypted.participants["bank_3"]
+
+        def gone(*arguments: object) -> None:
+            raise Crash
+
+        silent.take_commitments = gone  # type: ignore[method-assign]
+        with pytest.raises(Crash):
+            simulation.run(rounds=1)
+        record = simulation.run(rounds=1, absences=Script(round_0={"bank_3": Stage.UPLOAD})).rounds[0].record
+        assert record.participants == ("bank_0", "bank_1", "bank_2")
+        server = Server(
+            context=replace(encrypted.context(1), round=0, history=bytes(32)),
+            identity=encrypted._site.server,
+            selected=tuple(encrypted.participants),
+            spool=encrypted._site.spool,
+        )
+        assert server.committed() == ("bank_0", "bank_1", "bank_2", "bank_3")
+        assert {name for name, party in encrypted.participants.items() if party.opened_rounds() == (0,)} == set(record.participants)
+
+
+def test_a_client_that_comes_back_when_the_commitments_are_closed_is_not_asked_to_train(
+    model: torch.nn.Module, private: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consortium = private(count=4, **terms())
+    with Simulation(consortium, model) as simulation:
+        with monkeypatch.context() as patch:
+            patch.setattr(EscrowSession, "take_commitments", crash)
+            with pytest.raises(Crash):
+                simulation.run(rounds=1, absences=Script(round_0={"bank_3": Stage.UPLOAD}))
+        record = simulation.run(rounds=1).rounds[0].record
+    assert record.participants == ("bank_0", "bank_1", "bank_2")
+    assert [len(client.ledger.events()) for client in consortium.clients if client.ledger is not None] == [1, 1, 1, 0]
+
+
+STEPS = (
+    (Server, "receive_commitment", 2),
+    (Server, "close_commitments", 1),
+    (Server, "relay", 2),
+    (EscrowSession, "take_commitments", 2),
+    (EscrowSession, "upload", 2),
+    (Server, "receive_upload", 2),
+    (EscrowSession, "approve", 2),
+)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step[1])
+def test_a_restart_around_the_commitments_trains_and_charges_nothing_again(
+    model: torch.nn.Module, private: Make, tmp_path: Path, step: tuple[type, str, int], after: bool
+) -> None:
+    consortium, calls = private(**terms()), 0
+    owner, name, fatal = step
+    original = getattr(owner, name)
+
+    def dying(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == fatal and not after:
+            raise Crash
+        result = original(*arguments)
+        if calls == fatal:
+            raise Crash
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, dying)
+        with pytest.raises(Crash):
+            simulate(consortium, model, rounds=1, directory=tmp_path / "run")
+    stored = {path: path.read_bytes() for path in (tmp_path / "run" / "clients").rglob("outbox/*")}
+    assert stored
+    simulate(consortium, model, rounds=1, directory=tmp_path / "run")
+    assert all(path.read_bytes() == data for path, data in stored.items())
+    for client in consortium.clients:
+        assert client.ledger is not None
+        assert len(client.ledger.events()) == 1
+
+
+def test_a_session_without_a_key_holder_knows_no_commitments(model: torch.nn.Module, non_private: Make) -> None:
+    with Simulation(non_private(), model) as simulation:
+        bank, context = simulation.encrypted.participants["bank_0"], simulation.encrypted.context(0)
+        for refused in (lambda: bank.commit(context), lambda: bank.take_commitments(context, b"")):
+            with pytest.raises(UnsupportedInThisModeError, match="EscrowKey mode only; nothing was trained or kept"):
+                refused()
+        server = simulation.encrypted._server(context, ("bank_0", "bank_1", "bank_2"))
+        for name, party in simulation.encrypted.participants.items():
+            assert server.receive_setup(party.setup(context)) == name
+        server.start_uploads()
+        assert server.committed() == ()
+        for refused in (server.close_commitments, lambda: server.receive_commitment(b"")):
+            with pytest.raises(UnsupportedInThisModeError, match="EscrowKey mode only; nothing happened"):
+                refused()
+
+
+def test_a_client_whose_budget_is_spent_commits_to_nothing_and_the_others_hear_why(model: torch.nn.Module, private: Make) -> None:
+    consortium = private(count=3, epsilons=(20.0, 20.0, 1e-3), **terms())
+    with Simulation(consortium, model) as simulation:
+        parties, context = simulation.encrypted.participants, simulation.encrypted.context(0)
+        server = simulation.encrypted._server(context, tuple(parties))
+        with pytest.raises(CohortError, match="2 commitments; nothing was summed. Refused by bank_2: the privacy budget"):
+            run_round(server=server, clients=parties, context=context, selected=tuple(parties), holder=simulation.encrypted.holder)
+        assert server.committed() == ()
 
 
 def test_another_holder_than_the_agreed_one_is_refused(halted: Halted, tmp_path: Path) -> None:

@@ -195,7 +195,8 @@ def other_request(halted: Halted) -> bytes:
     digest, names = halted.server.close(), tuple(halted.encrypted.participants)
     approvals = [halted.encrypted.participants[name].approve(halted.context, digest) for name in names]
     key_id = halted.encrypted.participants["bank_0"].session.key_id(halted.context)
-    return encode_request(halted.context, halted.encrypted._site.server, digest, approvals[:-1], key_id=key_id)
+    commitments = halted.server.relay("bank_0")
+    return encode_request(halted.context, halted.encrypted._site.server, digest, approvals[:-1], commitments=commitments, key_id=key_id)
 
 
 def test_inner_products_are_opened_with_every_approval_and_on_record_before(halted: Halted, monkeypatch: pytest.MonkeyPatch) -> None:

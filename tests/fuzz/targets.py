@@ -56,6 +56,7 @@ from privfed.wire import (
     encode_upload,
 )
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_commit import decode_commitment, decode_commitments, encode_commitment, encode_commitments
 from privfed.wire_escrow import decode_request, encode_request
 from privfed.wire_products import decode_coefficients, decode_products, encode_coefficients, encode_products
 from privfed.wire_shares import decode_relay, decode_share, encode_relay, encode_share, sealed_share_bytes
@@ -65,7 +66,7 @@ LARGEST = 40_000
 
 # What a key holder publishes exists in sessions that have one: tests/engines/test_escrow.py.
 FUZZED = tuple(kind for kind in Kind if kind is not Kind.OPENED)
-_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS, Kind.SHARES, Kind.REQUEST)
+_FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS, Kind.SHARES, Kind.REQUEST, Kind.COMMITS)
 
 
 class HostileBytesAcceptedError(AssertionError):
@@ -154,6 +155,11 @@ class Session:
         params = self.context.agreement.params
         size = params.polynomial_bytes + 3 * 64 if params.seeded_sums else params.sum_chunk_bytes
         payload = (3).to_bytes(4, "big") + packed + 3 * bytes(188) + bytes(size)
+        commits = {
+            each.name: encode_commitment(self.context, each, upload_hash, key_id=self.key.key_id)
+            for each, upload_hash in zip(self.banks, self.digest.upload_hashes, strict=True)
+        }
+        commitments = encode_commitments(self.context, self.server, commits, key_id=self.key.key_id)
         share = encode_share(self.context, bank, recipient="bank_1", sealed=bytes(sealed_share_bytes(self.context)))
         return {
             Kind.SETUP: encode_setup(self.context, bank, self.key.key_id),
@@ -166,7 +172,9 @@ class Session:
             Kind.COEFFICIENTS: encode_coefficients(self.scored, bank, self.scored_digest, (1, 2)),
             Kind.SHARE: share,
             Kind.SHARES: encode_relay(self.context, self.server, {"bank_0": share}),
-            Kind.REQUEST: encode_request(self.context, self.server, digest, approvals, key_id=self.key.key_id),
+            Kind.REQUEST: encode_request(self.context, self.server, digest, approvals, commitments=commitments, key_id=self.key.key_id),
+            Kind.COMMIT: commits["bank_0"],
+            Kind.COMMITS: commitments,
         }
 
     def key_of(self, kind: Kind) -> bytes:
@@ -197,6 +205,10 @@ class Session:
                 decode_relay(data, self.context)
             case Kind.REQUEST:
                 decode_request(data, self.context, own)
+            case Kind.COMMIT:
+                decode_commitment(data, self.context, own)
+            case Kind.COMMITS:
+                decode_commitments(data, self.context, own)
 
     def stranger(self, kind: Kind) -> Target:
         """Bytes as they come from the network."""

@@ -318,6 +318,27 @@ CATALOGUE: tuple[Mutation, ...] = (
         ("tests/engines/test_escrow.py",),
     ),
     Mutation(
+        "a client approves an upload to which nobody had committed",
+        "privfed/approval.py",
+        "        check_committed(digest, committed)",
+        "        pass",
+        ("tests/engines/test_escrow.py",),
+    ),
+    Mutation(
+        "the key holder opens an upload to which nobody had committed",
+        "privfed/wire_escrow.py",
+        "    check_committed(approved.digest, committed)",
+        "    pass",
+        ("tests/engines/test_escrow.py",),
+    ),
+    Mutation(
+        "a client hands out its upload before it has the commitments of the others",
+        "privfed/escrow_session.py",
+        "        self._committed(context)\n        return super().upload(context)",
+        "        return super().upload(context)",
+        ("tests/engines/test_escrow.py",),
+    ),
+    Mutation(
         "a frozen weight may move in training",
         "privfed/training/dpsgd.py",
         "    check_unchanged(before, model=model, loss=loss, without=trained)\n",
