@@ -90,6 +90,7 @@ def products_of(joint: Any, approvals: list[bytes] | None = None) -> bytes:
         layout=joint.context.agreement.layout,
         params=PARAMS,
         key_id=joint.key_id,
+        public_key=joint.new_key().public_key(),
     )
     return encode_products(
         joint.context,

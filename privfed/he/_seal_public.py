@@ -93,6 +93,7 @@ class Ring:
 
     poly_modulus_degree: int
     moduli: tuple[int, ...]
+    chain_moduli: tuple[int, ...]
     chain_bits: tuple[int, ...]
     security_bits: int
     parms_id: tuple[int, ...]
@@ -126,6 +127,10 @@ class Ring:
         form = Form(parms_id=self.parms_id, poly_modulus_degree=self.poly_modulus_degree, scale=scale, version=seal_version())
         return replace(form, primes=len(self.moduli), polynomials=polynomials)
 
+    def chain_form(self) -> Form:
+        """What SEAL writes in front of two polynomials with a word for every prime of the chain."""
+        return replace(self.form(_SCALE), parms_id=tuple(self.context.key_parms_id()), primes=len(self.chain_moduli))
+
     def decode(self, words: NDArray[np.uint64], scale: float = _SCALE) -> NDArray[np.complex128]:
         """Values, of shape (N / 2,), at SEAL's slots of the polynomial with these words, divided by the scale: the inverse of `encode`."""
         plain = seal.Plaintext()
@@ -158,6 +163,7 @@ def _ring(poly_modulus_degree: int, chain_bits: tuple[int, ...], security_bits: 
     return Ring(
         poly_modulus_degree=poly_modulus_degree,
         moduli=tuple(primes[:1] if last else primes[:-1]),
+        chain_moduli=tuple(primes),
         chain_bits=chain_bits,
         security_bits=security_bits,
         parms_id=tuple(context.last_parms_id() if last else context.first_parms_id()),
@@ -469,6 +475,38 @@ class ProductSum:
             raise ValueError("expected at least one product in the sum, got none")
         words, _ = ciphertext_members(members(saved(self._sum)), self._ring, seeded=False, polynomials=3)
         return words
+
+
+Zero = Callable[[], NDArray[np.uint64]]
+"""Gives words of both polynomials, in NTT form, of an encryption of zero: another one each time."""
+
+
+def zero_encryptor(public: Ring, public_key: NDArray[np.uint64]) -> Zero:
+    """Makes encryptions of zero under a public key, of the operating system's randomness. What made them is forgotten.
+
+    Args:
+        public: The ring.
+        public_key: Words of both polynomials, each with a word for every prime of the chain.
+
+    Raises:
+        InvalidMessageError: If SEAL refuses the key.
+    """
+    key = seal.PublicKey()
+    with memory_path() as path:
+        Path(path).write_bytes(write_ciphertext(public.chain_form(), public_key))
+        try:
+            key.load(public.context, path)
+        except (RuntimeError, ValueError):
+            raise InvalidMessageError from None
+    encryptor = seal.Encryptor(public.context, key)
+
+    def zero() -> NDArray[np.uint64]:
+        ciphertext = Ciphertext()
+        encryptor.encrypt_zero(ciphertext)
+        words, _ = ciphertext_members(members(saved(ciphertext)), public, seeded=False)
+        return words
+
+    return zero
 
 
 def word_sum(words: NDArray[np.uint64], modulus: int) -> int:

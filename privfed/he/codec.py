@@ -7,7 +7,7 @@ integers act on coefficients; products of ciphertexts do not, and do not exist i
 usual packing, for servers that know no other.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cache
 
@@ -197,9 +197,13 @@ def pack_words(words: NDArray[np.uint64], params: CkksParams, *, behind: bytes =
     """Little-endian words, each of the bytes that its modulus needs, and what comes behind them. Every word must be below its modulus."""
     if len(params.moduli) == 1:
         return _pack(words, params.word_bytes, behind)
-    rows = words.reshape(-1, len(params.moduli), params.poly_modulus_degree)
-    parts = (_pack(row, word_bytes(prime)) for polynomial in rows for prime, row in zip(params.moduli, polynomial, strict=True))
-    return b"".join((*parts, behind))
+    return pack_polynomials(words, params.moduli, params.poly_modulus_degree) + behind
+
+
+def pack_polynomials(words: NDArray[np.uint64], moduli: Sequence[int], degree: int) -> bytes:
+    """Words of polynomials, each with `degree` words for the first prime, then for the next one. Every word must be below its prime."""
+    rows = words.reshape(-1, len(moduli), degree)
+    return b"".join(_pack(row, word_bytes(prime)) for polynomial in rows for prime, row in zip(moduli, polynomial, strict=True))
 
 
 def _pack(words: NDArray[np.uint64], width: int, behind: bytes = b"") -> bytes:
@@ -220,12 +224,21 @@ def unpack_words(data: bytes, params: CkksParams) -> NDArray[np.uint64]:
     """
     if len(params.moduli) == 1:
         return _unpack(data, params.modulus)
-    if len(data) % params.polynomial_bytes:
+    return unpack_polynomials(data, params.moduli, params.poly_modulus_degree)
+
+
+def unpack_polynomials(data: bytes, moduli: Sequence[int], degree: int) -> NDArray[np.uint64]:
+    """The words that `pack_polynomials` packed.
+
+    Raises:
+        InvalidMessageError: If the length is not a multiple of the size of a polynomial, or a word is not below its prime.
+    """
+    if len(data) % sum(degree * word_bytes(prime) for prime in moduli):
         raise InvalidMessageError
     parts, start = list[NDArray[np.uint64]](), 0
     while start < len(data):
-        for prime in params.moduli:
-            stop = start + params.poly_modulus_degree * word_bytes(prime)
+        for prime in moduli:
+            stop = start + degree * word_bytes(prime)
             parts.append(_unpack(data[start:stop], prime))
             start = stop
     return np.concatenate(parts) if parts else np.zeros(0, np.uint64)

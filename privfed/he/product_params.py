@@ -140,13 +140,36 @@ class ProductParams(CkksParams):
         return 3 * self.polynomial_bytes
 
     @property
+    def key_moduli(self) -> tuple[int, ...]:
+        """The primes of a public key: those two, and the last one of the chain."""
+        return _seal_public.product_ring().chain_moduli
+
+    @property
+    def public_key_bytes(self) -> int:
+        """Bytes of a public key: two packed polynomials with a word for each of its primes."""
+        return 2 * self.poly_modulus_degree * sum(word_bytes(prime) for prime in self.key_moduli)
+
+    @property
+    def zeros_noise(self) -> int:
+        """Largest constant coefficient of what two encryptions of zero, (b0, a0, 0) and (0, b1, a1), leave in an opened product.
+
+        SEAL encrypts zero under the public key modulo q p, for the last prime p of the chain: b + a s = w = e u + e0 + e1 s there. u and s
+        are ternary and the noises at most B = 21, so the coefficients of w are at most B (2 N + 1), whatever is drawn. Then it divides by
+        p and rounds b and a by at most 1/2 each: left is at most z = B (2 N + 1) / p + (N + 1) / 2. The second one is opened times s: the
+        constant coefficient of w0 + w1 s is at most (N + 1) z, about 2^25, where a step of what is opened is 2^56 and a mask's noise too.
+        """
+        degree = self.poly_modulus_degree
+        each = FRESH_NOISE * (2 * degree + 1) / self.key_moduli[-1] + (degree + 1) / 2
+        return math.ceil((degree + 1) * each)
+
+    @property
     def largest_constant(self) -> int:
-        """Constant coefficient of the product of two updates as long as the bound, with their noise and a mask's.
+        """Constant coefficient of the product of two updates as long as the bound, with their noise, a mask's, and that of the zeros.
 
         In terms of a square of norms: by Cauchy and Schwarz it is 2 / N times at most the product of the two norms.
         """
         longest = (self.amplitude + math.isqrt(2**40) // 2 + 1) * 2**self.guard_bits
-        return 4 * (longest**2 // (self.poly_modulus_degree // 2) + 1)
+        return 4 * (longest**2 // (self.poly_modulus_degree // 2) + 1) + self.zeros_noise
 
     @property
     def scalar_step(self) -> float:
@@ -170,14 +193,15 @@ class ProductParams(CkksParams):
         The mask adds noise of up to one step, and the rounding half of one. The error of a fresh ciphertext is at most b = 21.5 per
         coefficient; against a chunk of norm v over its slots, whose coefficients have a norm of sqrt(2 / N) v, it weighs at most
         b sqrt(N) sqrt(2 / N) v in the constant coefficient. So over m chunks of two updates of at most V, by Cauchy and Schwarz,
-        the sum of slots is off by at most N / 2 (2 sqrt(2) b sqrt(m) V + m N b^2).
+        the sum of slots is off by at most N / 2 (2 sqrt(2) b sqrt(m) V + m N b^2). The zeros that hide the other polynomials come after
+        the sum over chunks, once a pair and sketched or not, with at most `zeros_noise` in the constant coefficient: N / 2 times that.
 
         Args:
             size: Number of coordinates of an update.
         """
         chunks, degree, worst = -(-size // self.chunk_coordinates), self.poly_modulus_degree, FRESH_NOISE + 0.5
         longest = self.amplitude * 2.0**self.guard_bits
-        noise = degree / 2 * (2 * math.sqrt(2 * chunks) * worst * longest + chunks * degree * worst**2) / longest**2
+        noise = degree / 2 * (2 * math.sqrt(2 * chunks) * worst * longest + chunks * degree * worst**2 + self.zeros_noise) / longest**2
         return 1.5 * self.scalar_step + noise * self.bound**2
 
     def shortened(self, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
