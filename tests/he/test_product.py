@@ -26,8 +26,9 @@ from privfed.he.product import MaskedProducts, ZeroSumMask, check_public_key, ma
 from privfed.he.product_params import ProductParams
 from privfed.he.product_secret import Assurance, open_own_products, open_products
 from privfed.he.profiles import STANDARD
-from privfed.he.secret import check_sum, open_sum
+from privfed.he.secret import RoundKey, check_sum, open_sum
 from privfed.he.sketch import arranged, chunk_signs, restored, standard_error
+from privfed.he.tags import TAG_SECRET_BYTES
 
 EXACT, SKETCHED = ProductParams.exact(bound=2.0), ProductParams.sketched(bound=2.0)
 SIZE = 2 * 4096 + 100
@@ -454,30 +455,27 @@ def test_every_polynomial_of_a_product_is_hidden_by_something_fresh(four):
     assert abs(np.corrcoef(shares[:, 1].ravel(), shares[:, 2].ravel())[0, 1]) <= 6 / math.sqrt(shares[:, 1].size)
 
 
-def test_zeros_are_fresh_and_open_to_noise_within_the_stated_bound(four):
-    key = four[2]
+def test_zeros_are_fresh_and_open_to_noise_within_the_stated_bound(four, new_key, monkeypatch):
+    key, stranger, seen = four[2], new_key(params=EXACT, round=1), set()
     zero = zero_of(key)
-    size, seen = _seal_public.product_ring().polynomial_words, set()
+    monkeypatch.setattr(ZeroSumMask, "_polynomial", lambda self: np.zeros(16384, np.uint64))  # the zeros alone
     for _ in range(20):
-        words = np.zeros(3 * size, np.uint64)
-        mask = ZeroSumMask(EXACT, zero)
-        mask._polynomial = None  # the zeros alone
-        for start, part in ((0, zero()), (size, zero())):
-            words[start : start + part.size] = product._sum(words[start : start + part.size], part, EXACT)
-            seen.add(part.tobytes())
+        words = ZeroSumMask(EXACT, zero).take()
+        seen.update(part.tobytes() for part in words.reshape(3, -1))
         constant, values = key._ring_key.decrypt_product(words)
         assert abs(constant) <= EXACT.zeros_noise
-        assert np.abs(interpolate(values)).max() <= EXACT.zeros_noise
-        assert np.abs(interpolate(values)).max() > EXACT.zeros_noise / 2**16
-    assert len(seen) == 40
+        assert 0 < np.abs(interpolate(values)).max() <= EXACT.zeros_noise
+    assert len(seen) == 60
+    # The control: under another round's key they are no zeros.
+    assert np.abs(interpolate(stranger._ring_key.decrypt_product(words)[1])).max() > 2.0**90
 
 
-def test_the_noise_of_zeros_is_far_below_that_of_a_mask_and_leaves_the_stated_error():
+def test_the_noise_of_zeros_is_far_below_that_of_a_mask_and_part_of_the_stated_error(monkeypatch):
     assert EXACT.zeros_noise < 2**26 < 2.0**-29 * EXACT.constant_per_scalar
-    without = dataclasses.replace(EXACT)
-    object.__setattr__(without, "__class__", type("Without", (ProductParams,), {"zeros_noise": 0}))
-    for size in (5, SIZE, 10**7):
-        assert without.scalar_error(size) < EXACT.scalar_error(size) < without.scalar_error(size) * (1 + 2.0**-28)
+    sizes = (5, SIZE, 10**7)
+    stated = [EXACT.scalar_error(size) for size in sizes]
+    monkeypatch.setattr(ProductParams, "zeros_noise", EXACT.zeros_noise + 2**56)  # as much as a step
+    assert all(EXACT.scalar_error(size) - before >= 0.9 * EXACT.scalar_step for size, before in zip(sizes, stated, strict=True))
 
 
 def test_a_round_has_one_public_key_which_all_who_derive_its_key_make_alike(four, new_key):
@@ -487,21 +485,18 @@ def test_a_round_has_one_public_key_which_all_who_derive_its_key_make_alike(four
     assert new_key(params=EXACT).public_key() == key.public_key() == public_key
     others = [new_key(params=EXACT, round=1), new_key(params=EXACT, attempt=1), new_key(params=SKETCHED)]
     assert len({public_key, *(other.public_key() for other in others)}) == 4
-    # Under another round's key it makes no zeros.
-    size = _seal_public.product_ring().polynomial_words
-    words = np.concatenate((zero_of(key)(), np.ones(size, np.uint64)))
-    words[2 * size :] = 0
     with pytest.raises(ParametersMismatchError, match="only where ciphertexts are multiplied"):
         new_key().public_key()
 
 
-def test_the_noise_of_the_public_key_is_drawn_from_another_seed_than_the_key(new_key):
-    # SEAL draws the seed of `a` first: of the seed of the key that would be its first bytes, in the open.
-    key = new_key(params=EXACT)
-    ring_key, seen = key._ring_key, []
-    assert key._public_seed not in seen
-    same = [ring_key.public_key_of(key._public_seed).tobytes() for _ in range(2)]
-    assert same[0] == same[1] != ring_key.public_key_of(bytes(64)).tobytes()
+def test_the_noise_of_the_public_key_is_drawn_from_another_seed_than_the_key():
+    # SEAL draws the seed of `a` first, and then the noise: of the key's own seed that would be what the key was drawn from.
+    seed = bytes(range(64))
+    key = RoundKey(params=EXACT, seed=seed, tag_secret=bytes(TAG_SECRET_BYTES))
+    made, wrong = check_public_key(key.public_key(), EXACT), key._ring_key.public_key_of(seed)
+    assert key._public_seed != seed
+    assert not np.array_equal(made, wrong)
+    assert np.array_equal(made, key._ring_key.public_key_of(key._public_seed))
 
 
 def test_products_without_the_rounds_public_key_are_refused(four):
