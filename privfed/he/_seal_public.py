@@ -1,7 +1,7 @@
-"""SEAL without secrets: rings and weighted sums of ciphertexts.
+"""SEAL without secrets: rings, weighted sums of ciphertexts, and encryptions of zero under a public key.
 
-No secret key can be reached from here: the contexts are made from public numbers, and nothing takes or holds a key. SEAL
-objects do not leave this module, except to `_seal_secret`.
+No secret key can be reached from here: the contexts are made from public numbers, and nothing takes or holds a key but a public one,
+under which nothing but zero is encrypted. SEAL objects do not leave this module, except to `_seal_secret`.
 
 `tenseal.sealapi` saves and loads by path, compressed with zstd. Ciphertexts come from outside as bare words below the
 modulus; the container around them is written here, so no length, type or version that a sender chose reaches SEAL.
@@ -481,7 +481,7 @@ Zero = Callable[[], NDArray[np.uint64]]
 """Gives words of both polynomials, in NTT form, of an encryption of zero: another one each time."""
 
 
-def zero_encryptor(public: Ring, public_key: NDArray[np.uint64]) -> Zero:
+def zeros_under(public: Ring, public_key: NDArray[np.uint64]) -> Zero:
     """Makes encryptions of zero under a public key, of the operating system's randomness. What made them is forgotten.
 
     Args:

@@ -8,10 +8,10 @@ uniform one hides all but the sum whatever they are, and its sum is zero exactly
 
 The product of (c0, c1) and (d0, d1) is (c0 d0, c0 d1 + c1 d0, c1 d1). Whoever sent (d0, d1) divides the last two by it and has the other
 upload whole, whatever is in the first: a mask on the plaintext is not one on the ciphertext. So two fresh encryptions of zero under the
-round's public key are added too, (b0, a0, 0) and (0, b1, a1). Each is (b u + e0, a u + e1) for a ternary u that nobody keeps. Who knows the
-secret key s, and the noise of the public key, knows of them that b0 + a0 s and b1 + a1 s are small; a0 and a1 are pseudo-uniform to it by the
-hardness of ring-LWE with u for a secret. So the second and the third polynomial are, and the first follows from them and from what is
-opened: that is uniform but for its constant coefficient, where a mask's noise of 2^56 hides what the zeros leave, at most 2^25.
+round's public key (b, a) are added too, (b0, a0, 0) and (0, b1, a1). Each is (b u + e0, a u + e1) for a ternary u that nobody keeps. Who
+knows the secret key s, and the noise of the public key, knows of them that b0 + a0 s and b1 + a1 s are small; a0 and a1 are pseudo-uniform
+to it too, by the hardness of ring-LWE with u for a secret. So the second and the third polynomial are, and the first follows from them
+and from what is opened: that is uniform but for its constant coefficient, where a mask's noise of 2^56 hides the 2^25 of the zeros.
 
 A mask and its zeros serve one ciphertext. Two under one mask differ by the difference of the two products, slot by slot.
 """
@@ -173,7 +173,7 @@ def masked_products(
         ValueError: If there are fewer than two.
         InvalidMessageError: If a chunk is not a valid ciphertext, or the public key none for these parameters; nothing was multiplied.
     """
-    zero = _seal_public.zero_encryptor(_seal_public.product_ring(), check_public_key(public_key, params))
+    zero = _seal_public.zeros_under(_seal_public.product_ring(), check_public_key(public_key, params))
     chunks = [
         pack_words(_masked(words, ZeroSumMask(params, zero).take(), params), params)
         for words in unmasked_products(read, count=count, layout=layout, params=params, seed=seed, most_at_once=most_at_once)

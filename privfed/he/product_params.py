@@ -182,6 +182,11 @@ class ProductParams(CkksParams):
         return 2**_SCALAR_BITS
 
     @property
+    def wraps_at(self) -> float:
+        """What opened squares and inner products are taken modulo, in squares of the bound: about 2^14, from minus half to half of it."""
+        return self.modulus / self.constant_per_scalar / self.scalars_per_square
+
+    @property
     def constant_per_scalar(self) -> float:
         """Constant coefficient of the product of two updates whose inner product is one `scalar_step`."""
         square = (self.amplitude * 2**self.guard_bits) ** 2

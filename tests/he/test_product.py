@@ -70,7 +70,7 @@ def new_mask(key):
 
 
 def zero_of(key):
-    return _seal_public.zero_encryptor(_seal_public.product_ring(), check_public_key(key.public_key(), EXACT))
+    return _seal_public.zeros_under(_seal_public.product_ring(), check_public_key(key.public_key(), EXACT))
 
 
 def no_zero():
@@ -234,6 +234,16 @@ def test_inner_products_of_updates_at_the_bound_are_within_the_stated_error(uplo
     assert opened[0, 1] == pytest.approx(-(EXACT.bound**2), rel=1e-4)
 
 
+def test_a_square_is_opened_modulo_the_stated_number_of_squared_bounds(seal, new_key):
+    # Who does not shorten its update, and chooses its length, has a small square opened; up to half of that it has not.
+    size, key, wraps = 20_000, new_key(params=EXACT), EXACT.wraps_at
+    assert wraps == pytest.approx(2**14, rel=1e-5)
+    for square, opened in ((wraps + 0.5, 0.5), (1.05 * wraps, 0.05 * wraps), (0.45 * wraps, 0.45 * wraps)):
+        uploads = [seal(np.full(size, round(EXACT.amplitude * math.sqrt(square / size))), params=EXACT) for _ in range(2)]
+        products = open_products(multiplied(key, uploads), key).products / EXACT.bound**2
+        assert np.allclose(products, opened, rtol=0, atol=0.05)
+
+
 def test_opened_inner_products_are_rounded_to_the_stated_step(four):
     _, _, key, masked = four
     steps = open_products(masked, key).products / EXACT.scalar_step
@@ -390,7 +400,7 @@ def divided(masked, key, own, victim, seed=b""):
 def bare_products(key, uploads, monkeypatch, **changes):
     """What a server sends that masks the first polynomial alone."""
     with monkeypatch.context() as patch:
-        patch.setattr(_seal_public, "zero_encryptor", lambda ring, words: no_zero)
+        patch.setattr(_seal_public, "zeros_under", lambda ring, words: no_zero)
         return multiplied(key, uploads, **changes)
 
 
@@ -437,7 +447,7 @@ def test_a_client_that_divides_by_its_own_sketch_reads_no_other_and_the_sketch_w
 
 
 def test_every_polynomial_of_a_product_is_hidden_by_something_fresh(four):
-    _, uploads, key, masked = four
+    _, uploads, _, masked = four
     moduli = np.tile(np.repeat(np.array(EXACT.moduli, np.uint64), 8192), 3)
     read = unmasked_products(lambda upload, chunk: uploads[upload].chunks[chunk], count=4, layout=uploads[0].layout, params=EXACT)
     added = [(unpack_words(chunk, EXACT) + moduli - words) % moduli for chunk, words in zip(masked.chunks, read, strict=True)]
