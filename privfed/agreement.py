@@ -348,6 +348,11 @@ class Agreement:
         return SEALED_TAGS_BYTES if self.trust is None else 0
 
     @property
+    def setup_key_bytes(self) -> int:
+        """Bytes of the round's public key in a setup message, where the server multiplies uploads under a shared key."""
+        return self.params.public_key_bytes if self.trust is None and self.scored and isinstance(self.params, ProductParams) else 0
+
+    @property
     def answer_bytes(self) -> int:
         """Bytes of a participant's sum of shares in its approval, where it answers with one."""
         return self.params.polynomial_bytes if isinstance(self.trust, ThresholdTrust) else 0

@@ -96,7 +96,9 @@ def decide(
 ) -> Decision:
     """Coefficients of a scored round, under which the policy allows an opening; all zero if there are none.
 
-    A client whose update is longer than the agreed bound did not do what an honest client does, and counts nothing.
+    A client whose opened norm is beyond the agreed bound did not do what an honest client does, and counts nothing. That holds for norms
+    up to 90 times the bound. Squares are opened modulo `ProductParams.wraps_at` squared bounds: a client that chooses a length beyond that
+    may have a small square opened, and then counts as what it looks like, or a negative one, and then the rule's choice is not taken.
 
     Args:
         agreement: Rule, weights, policy and parameters.

@@ -40,6 +40,7 @@ from privfed.wire import (
     decode_setup,
     decode_upload,
     encode_digest,
+    setup_public_key,
     upload_chunk,
     upload_statement,
 )
@@ -165,32 +166,47 @@ class Server:
         return self._store(Kind.SETUP, sender, data, phase=Phase.SETUP, cohort=self._selected)
 
     def start_uploads(self) -> tuple[str, ...]:
-        """Ends the setup: names of the clients that may upload, which all derived the same key.
+        """Ends the setup: names of the clients that may upload, which all derived the same key, and its public half where there is one.
 
         Raises:
             CohortError: If the policy demands more clients; the setup goes on.
-            ParametersMismatchError: If key ids differ; names the clients outside the largest group. Nothing was started.
+            ParametersMismatchError: If key ids or public keys differ; names the clients outside the largest group. Nothing was started.
         """
         cohort = self.received(Kind.SETUP)
         if self.phase is not Phase.SETUP:
             return cohort
         self._require_enough(cohort, "setup messages")
-        groups: defaultdict[bytes, list[str]] = defaultdict(list)
+        groups: defaultdict[tuple[bytes, bytes], list[str]] = defaultdict(list)
         with self._reading():
             for name in cohort:
-                sender, key_id = self._read_setup(self._spool.get(_prefix(Kind.SETUP) + name))
-                if sender != name:
-                    raise InvalidMessageError
-                groups[key_id].append(name)
-        key_id = max(groups, key=lambda candidate: len(groups[candidate]))
+                groups[self._stored_setup(name)].append(name)
+        keys = max(groups, key=lambda candidate: len(groups[candidate]))
         if len(groups) > 1:
-            differing = [name for name in cohort if name not in groups[key_id]]
+            differing = [name for name in cohort if name not in groups[keys]]
             raise ParametersMismatchError(
-                f"{differing} derived another key than {groups[key_id]}; nothing was started. Either their shared key is another "
+                f"{differing} derived another key than {groups[keys]}; nothing was started. Either their shared key is another "
                 "one, or their platform is: SEAL's sampling depends on the C++ library: transport the key"
             )
-        self._spool.put(Phase.SETUP.value, key_id)
+        self._spool.put(Phase.SETUP.value, keys[0])
         return cohort
+
+    def _stored_setup(self, name: str) -> tuple[bytes, bytes]:
+        """Key id and public key, empty where there is none, in a client's setup message, verified again."""
+        data = self._spool.get(_prefix(Kind.SETUP) + name)
+        sender, key_id = self._read_setup(data)
+        if sender != name:
+            raise InvalidMessageError
+        return key_id, setup_public_key(data, self._context)
+
+    def _public_key(self) -> bytes:
+        """The public key that every client of the round made. One alone could choose a key under which zeros hide nothing from it."""
+        made = {self._stored_setup(name) for name in self.received(Kind.SETUP)}
+        if len(made) != 1:
+            raise InvalidMessageError
+        ((key_id, public_key),) = made
+        if key_id != self._key_id:
+            raise InvalidMessageError
+        return public_key
 
     def _read_setup(self, data: bytes) -> tuple[str, bytes]:
         if isinstance(self._context.agreement.trust, ThresholdTrust):
@@ -341,7 +357,9 @@ class Server:
         return self._store(Kind.APPROVAL, sender, data, phase=Phase.APPROVAL, cohort=digest.participants)
 
     def products(self) -> bytes:
-        """Multiplies every pair of uploads and masks the products; the same bytes again when called again. For scored sessions.
+        """Multiplies every pair of uploads, and masks and rerandomises the products; the same bytes again when called again.
+
+        For scored sessions.
 
         Returns:
             A products message, for the openers.
@@ -366,6 +384,7 @@ class Server:
                     layout=layout,
                     params=params,
                     key_id=digest.key_id,
+                    public_key=self._public_key(),
                     seed=sketch_seed(self._context, digest, approvals),
                 )
             announcement = self._spool.get(Phase.UPLOAD.value)

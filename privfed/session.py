@@ -141,13 +141,14 @@ class ClientSession:
         return self.round_key(context).key_id
 
     def setup(self, context: RoundContext) -> bytes:
-        """The setup message: which key this client derived for the round.
+        """The setup message: which key this client derived for the round, and its public half where the server multiplies uploads.
 
         Raises:
             HistoryMismatchError: If this client has not opened the rounds that the context builds on.
         """
         self.check_history(context)
-        return encode_setup(context, self._identity, self.key_id(context))
+        public_key = self.round_key(context).public_key() if context.agreement.setup_key_bytes else b""
+        return encode_setup(context, self._identity, self.key_id(context), public_key)
 
     def upload(self, context: RoundContext) -> bytes:
         """Charges the ledger, trains, encrypts, stores; returns the upload message. Again, it returns the stored bytes.

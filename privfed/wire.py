@@ -1,6 +1,6 @@
 """The payloads of the messages of a round. Updates travel encrypted or not at all.
 
-SETUP      client -> server     nothing: the key id in the frame says it
+SETUP      client -> server     nothing: the key id in the frame says it; where the server multiplies uploads, the round's public key
 UPLOAD     client -> server     the head of the client's privacy ledger, the encrypted update, and its sealed tags if keys are shared
 DIGEST     server -> clients    who takes part, with which coefficients, by which rule, hashes of the uploads; the heads
 APPROVAL   client -> server     the hash of the digest; a countersignature of the head of each other participant; in `ThresholdKey` mode
@@ -22,6 +22,8 @@ from privfed.errors import InvalidMessageError, RoundMismatchError
 from privfed.he.additive import CkksVector, check_chunk
 from privfed.he.escrow import WholeVector, check_whole_chunk
 from privfed.he.params import KEY_ID_BYTES
+from privfed.he.product import check_public_key
+from privfed.he.product_params import ProductParams
 from privfed.he.threshold import OnePolynomialVector, unpack_polynomial
 from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import MAX_TEXT_BYTES, Kind, Reader, seal, unseal
@@ -39,15 +41,23 @@ _ABORT = b"abort"
 _MAX_ENTRY_BYTES = 1 + MAX_TEXT_BYTES + COEFFICIENT_BYTES + DIGEST_BYTES
 
 
-def encode_setup(context: RoundContext, identity: Identity, key_id: bytes) -> bytes:
+def encode_setup(context: RoundContext, identity: Identity, key_id: bytes, public_key: bytes = b"") -> bytes:
     """A client's word that it is there and derived the round key `key_id` (16 bytes).
 
+    Args:
+        context: Agreement, round and attempt.
+        identity: The client.
+        key_id: Names the key.
+        public_key: `RoundKey.public_key`, if the server multiplies uploads under a shared key. Else empty.
+
     Raises:
-        ValueError: If the identity is no client of the roster, or the key id is not 16 bytes.
+        ValueError: If the identity is no client of the roster, the key id is not 16 bytes, or a public key is missing or one too many.
     """
     if len(key_id) != KEY_ID_BYTES:
         raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(key_id)}")
-    return seal(context, identity, Kind.SETUP, key_id=key_id, payload=b"")
+    if len(public_key) != context.agreement.setup_key_bytes:
+        raise ValueError(f"expected a public key of {context.agreement.setup_key_bytes} bytes in this session, got {len(public_key)}")
+    return seal(context, identity, Kind.SETUP, key_id=key_id, payload=public_key)
 
 
 def decode_setup(data: bytes, context: RoundContext) -> tuple[str, bytes]:
@@ -56,8 +66,18 @@ def decode_setup(data: bytes, context: RoundContext) -> tuple[str, bytes]:
     Raises:
         PrivFedError: As `message.unseal`.
     """
-    frame = unseal(data, context, Kind.SETUP, max_payload=0)
+    frame = unseal(data, context, Kind.SETUP, max_payload=context.agreement.setup_key_bytes)
+    if len(frame.payload) != context.agreement.setup_key_bytes:
+        raise InvalidMessageError
+    if frame.payload and isinstance(context.agreement.params, ProductParams):
+        check_public_key(bytes(frame.payload), context.agreement.params)
     return frame.sender, frame.key_id
+
+
+def setup_public_key(data: bytes, context: RoundContext) -> bytes:
+    """The round's public key in a verified setup message; empty where the server multiplies nothing."""
+    end = len(data) - SIGNATURE_BYTES
+    return bytes(data[end - context.agreement.setup_key_bytes : end])
 
 
 def encode_upload(context: RoundContext, identity: Identity, update: AnyUpdate, *, statement: bytes = b"") -> bytes:

@@ -100,7 +100,9 @@ class Round:
         return self.new_key().key_id
 
     def setup_message(self, name: str) -> bytes:
-        return encode_setup(self.context, self.parties.clients[name], self.keys.setdefault(name, self.new_key()).key_id)
+        key = self.keys.setdefault(name, self.new_key())
+        public_key = key.public_key() if self.context.agreement.setup_key_bytes else b""
+        return encode_setup(self.context, self.parties.clients[name], key.key_id, public_key)
 
     def setup(self, *names: str) -> "Round":
         for name in names or self.selected:

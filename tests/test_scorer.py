@@ -12,21 +12,24 @@ from privfed.digest import abridge
 from privfed.errors import (
     AlreadyOpenedError,
     CohortError,
+    DamagedFileError,
     InvalidMessageError,
     OpeningRefusedError,
+    ParametersMismatchError,
     RoundMismatchError,
     RoundSkippedError,
     TamperedAggregateError,
     TamperedProductsError,
     UnsupportedInThisModeError,
 )
+from privfed.he._seal_public import product_ring, zeros_under
 from privfed.he.additive import weighted_sum
-from privfed.he.codec import dequantise, quantise
-from privfed.he.product import ZeroSumMask, masked_products
+from privfed.he.codec import dequantise, pack_polynomials, quantise
+from privfed.he.product import ZeroSumMask, check_public_key, masked_products
 from privfed.he.product_params import ProductParams
-from privfed.message import Kind
+from privfed.message import Kind, seal
 from privfed.scorer import Scorer
-from privfed.wire import decode_digest, decode_upload, encode_approval
+from privfed.wire import decode_digest, decode_setup, decode_upload, encode_approval, encode_setup, setup_public_key
 from privfed.wire_aggregate import encode_aggregate
 from privfed.wire_products import decode_coefficients, decode_products, encode_coefficients, encode_products, sketch_seed
 
@@ -90,6 +93,7 @@ def products_of(joint: Any, approvals: list[bytes] | None = None) -> bytes:
         layout=joint.context.agreement.layout,
         params=PARAMS,
         key_id=joint.key_id,
+        public_key=joint.new_key().public_key(),
     )
     return encode_products(
         joint.context,
@@ -175,7 +179,8 @@ def test_the_opening_is_on_record_before_anything_is_decrypted(joint: Any, monke
 
 
 def test_a_server_that_repeats_a_mask_has_nothing_opened(joint: Any, monkeypatch: Any) -> None:
-    once = ZeroSumMask(PARAMS).take()
+    zero = zeros_under(product_ring(), check_public_key(joint.new_key().public_key(), PARAMS))
+    once = ZeroSumMask(PARAMS, zero).take()
     monkeypatch.setattr(ZeroSumMask, "take", lambda self: once)
     with pytest.raises(TamperedProductsError):
         scorer(joint, "bank_00").open(products_of(joint))
@@ -370,3 +375,57 @@ def test_masked_words_beyond_a_prime_are_refused(joint: Any) -> None:
     forged = encode_products(joint.context, joint.parties.server, joint.server.close(), approvals_of(joint), products=bad)
     with pytest.raises(InvalidMessageError):
         scorer(joint, "bank_00").open(forged)
+
+
+# ---- the public key of the round
+
+
+def sealed_setup(joint: Any, name: str, payload: bytes) -> bytes:
+    return seal(joint.context, joint.parties.clients[name], Kind.SETUP, key_id=joint.key_id, payload=payload)
+
+
+def another_public_key(joint: Any) -> bytes:
+    """One whose noise and whose second polynomial a client chose."""
+    words = joint.new_key()._ring_key.public_key_of(bytes(64))
+    return pack_polynomials(words, PARAMS.key_moduli, PARAMS.poly_modulus_degree)
+
+
+def test_clients_publish_the_rounds_public_key_with_their_setup(people5: Any) -> None:
+    joint = people5.round()
+    messages = [joint.setup_message(name) for name in joint.selected]
+    assert {setup_public_key(message, joint.context) for message in messages} == {joint.new_key().public_key()}
+    assert [decode_setup(message, joint.context) for message in messages] == [(name, joint.key_id) for name in joint.selected]
+
+
+def test_a_setup_without_the_rounds_public_key_is_refused(people5: Any, meet: Any) -> None:
+    joint = people5.round()
+    good, client = joint.new_key().public_key(), joint.parties.clients["bank_00"]
+    for bad in (b"", good[:-1], bytes(len(good)), good[: len(good) // 2] + bytes(len(good) // 2), b"\xff" * len(good)):
+        with pytest.raises(InvalidMessageError):
+            joint.server.receive_setup(sealed_setup(joint, "bank_00", bad))
+    with pytest.raises(ValueError, match="expected a public key of"):
+        encode_setup(joint.context, client, joint.key_id)
+    plain = meet(count=3).round()
+    assert setup_public_key(plain.setup_message("bank_00"), plain.context) == b""
+    with pytest.raises(ValueError, match="expected a public key of 0 bytes"):
+        encode_setup(plain.context, plain.parties.clients["bank_00"], plain.key_id, good)
+
+
+def test_clients_that_publish_different_public_keys_start_nothing(people5: Any) -> None:
+    joint = people5.round()
+    for name in joint.selected[:-1]:
+        joint.server.receive_setup(joint.setup_message(name))
+    joint.server.receive_setup(sealed_setup(joint, joint.selected[-1], another_public_key(joint)))
+    with pytest.raises(ParametersMismatchError, match="derived another key"):
+        joint.server.start_uploads()
+
+
+def test_products_are_refused_when_a_kept_public_key_is_another_one_or_gone(joint: Any) -> None:
+    (path,) = joint.parties.directory.rglob("setup-bank_02")
+    kept = path.read_bytes()
+    for changed in (sealed_setup(joint, "bank_02", another_public_key(joint)), kept[:-1], b""):
+        path.write_bytes(changed)
+        with pytest.raises(DamagedFileError):
+            joint.server.products()
+    path.write_bytes(kept)
+    assert scorer(joint, "bank_00").open(joint.server.products())

@@ -1,7 +1,7 @@
-"""SEAL without secrets: rings and weighted sums of ciphertexts.
+"""SEAL without secrets: rings, weighted sums of ciphertexts, and encryptions of zero under a public key.
 
-No secret key can be reached from here: the contexts are made from public numbers, and nothing takes or holds a key. SEAL
-objects do not leave this module, except to `_seal_secret`.
+No secret key can be reached from here: the contexts are made from public numbers, and nothing takes or holds a key but a public one,
+under which nothing but zero is encrypted. SEAL objects do not leave this module, except to `_seal_secret`.
 
 `tenseal.sealapi` saves and loads by path, compressed with zstd. Ciphertexts come from outside as bare words below the
 modulus; the container around them is written here, so no length, type or version that a sender chose reaches SEAL.
@@ -475,6 +475,38 @@ class ProductSum:
             raise ValueError("expected at least one product in the sum, got none")
         words, _ = ciphertext_members(members(saved(self._sum)), self._ring, seeded=False, polynomials=3)
         return words
+
+
+Zero = Callable[[], NDArray[np.uint64]]
+"""Gives words of both polynomials, in NTT form, of an encryption of zero: another one each time."""
+
+
+def zeros_under(public: Ring, public_key: NDArray[np.uint64]) -> Zero:
+    """Makes encryptions of zero under a public key, of the operating system's randomness. What made them is forgotten.
+
+    Args:
+        public: The ring.
+        public_key: Words of both polynomials, each with a word for every prime of the chain.
+
+    Raises:
+        InvalidMessageError: If SEAL refuses the key.
+    """
+    key = seal.PublicKey()
+    with memory_path() as path:
+        Path(path).write_bytes(write_ciphertext(public.chain_form(), public_key))
+        try:
+            key.load(public.context, path)
+        except (RuntimeError, ValueError):
+            raise InvalidMessageError from None
+    encryptor = seal.Encryptor(public.context, key)
+
+    def zero() -> NDArray[np.uint64]:
+        ciphertext = Ciphertext()
+        encryptor.encrypt_zero(ciphertext)
+        words, _ = ciphertext_members(members(saved(ciphertext)), public, seeded=False)
+        return words
+
+    return zero
 
 
 def word_sum(words: NDArray[np.uint64], modulus: int) -> int:

@@ -99,6 +99,13 @@ def _decryptors_at_constants(ring: _seal_public.Ring) -> tuple[seal.Decryptor, s
     return _decryptor(ring, np.zeros(size, np.uint64)), _decryptor(ring, np.ones(size, np.uint64))
 
 
+def _seeded_context(ring: _seal_public.Ring, seed: bytes) -> seal.SEALContext:
+    """A context whose every draw begins anew at the seed: for one draw, and never for encryption."""
+    parameters = _seal_public.encryption_parameters(ring.poly_modulus_degree, ring.chain_bits)
+    parameters.set_random_generator(seal.Blake2xbPRNGFactory(list(struct.unpack("<8Q", seed))))
+    return _seal_public.checked_context(parameters, ring.security_bits)
+
+
 def _decryptor(ring: _seal_public.Ring, words: NDArray[np.uint64]) -> seal.Decryptor:
     """What decrypts under the polynomial with these words, of shape (N,) in NTT form."""
     key = seal.SecretKey()
@@ -128,9 +135,7 @@ class RingKey(Secret):
     def __init__(self, ring: _seal_public.Ring, seed: bytes) -> None:
         if len(seed) != KEY_SEED_BYTES:
             raise ValueError(f"expected a seed of {KEY_SEED_BYTES} bytes, got {len(seed)}")
-        parameters = _seal_public.encryption_parameters(ring.poly_modulus_degree, ring.chain_bits)
-        parameters.set_random_generator(seal.Blake2xbPRNGFactory(list(struct.unpack("<8Q", seed))))
-        generator = seal.KeyGenerator(_seal_public.checked_context(parameters, ring.security_bits))
+        generator = seal.KeyGenerator(_seeded_context(ring, seed))
         self._ring = ring
         self._key = seal.SecretKey()
         # The key moves into the ring's own context and the seeded one is dropped: encryption under the seeded context would
@@ -144,6 +149,17 @@ class RingKey(Secret):
     def digest(self, label: bytes) -> bytes:
         """SHA-256 over a label and the key, 32 bytes. Public: the key has more entropy than anyone can search."""
         return hashlib.sha256(len(label).to_bytes(4, "big") + label + _seal_public.members(_seal_public.saved(self._key))).digest()
+
+    def public_key_of(self, seed: bytes) -> NDArray[np.uint64]:
+        """Words of a public key: both polynomials, each with a word for every prime of the chain. The same one for the same seed. Public.
+
+        Args:
+            seed: 64 bytes, uniform, secret, and unlike that of the key: SEAL draws the noise from it, and who knows that has the key.
+        """
+        key, ring = seal.PublicKey(), self._ring
+        seal.KeyGenerator(_seeded_context(ring, seed), self._key).create_public_key(key)
+        body = _seal_public.members(_seal_public.saved(key))
+        return read_ciphertext(body, ring.chain_form(), 2 * ring.poly_modulus_degree * len(ring.chain_moduli), seeded=False)[0]
 
     def words(self) -> NDArray[np.uint64]:
         """The key modulo the last prime of the chain, as SEAL keeps it in memory, of shape (N,). Secret: for the memory scan alone."""

@@ -6,7 +6,14 @@ a mask is added, whose constant coefficient is a little noise and whose other co
 constant coefficient, 2 / N times the inner product. (A mask that only sums to zero over the slots hides them if it is much larger; a
 uniform one hides all but the sum whatever they are, and its sum is zero exactly.)
 
-A mask serves one ciphertext. Two under one mask differ by the difference of the two products, slot by slot.
+The product of (c0, c1) and (d0, d1) is (c0 d0, c0 d1 + c1 d0, c1 d1). Whoever sent (d0, d1) divides the last two by it and has the other
+upload whole, whatever is in the first: a mask on the plaintext is not one on the ciphertext. So two fresh encryptions of zero under the
+round's public key (b, a) are added too, (b0, a0, 0) and (0, b1, a1). Each is (b u + e0, a u + e1) for a ternary u that nobody keeps. Who
+knows the secret key s, and the noise of the public key, knows of them that b0 + a0 s and b1 + a1 s are small; a0 and a1 are pseudo-uniform
+to it too, by the hardness of ring-LWE with u for a secret. So the second and the third polynomial are, and the first follows from them
+and from what is opened: that is uniform but for its constant coefficient, where a mask's noise of 2^56 hides the 2^25 of the zeros.
+
+A mask and its zeros serve one ciphertext. Two under one mask differ by the difference of the two products, slot by slot.
 """
 
 import os
@@ -19,7 +26,7 @@ from numpy.typing import NDArray
 
 from privfed.errors import InvalidMessageError, MaskUsedError
 from privfed.he import _seal_public
-from privfed.he.codec import pack_words, unpack_words
+from privfed.he.codec import pack_words, unpack_polynomials, unpack_words
 from privfed.he.params import KEY_ID_BYTES, SEED_BYTES
 from privfed.he.product_params import ProductParams
 from privfed.he.sketch import chunk_signs
@@ -68,21 +75,39 @@ class MaskedProducts:
         return f"MaskedProducts(uploads={self.count})"
 
 
+def check_public_key(public_key: bytes, params: ProductParams) -> NDArray[np.uint64]:
+    """Words of a round's public key, of both polynomials, each with a word for every prime of the chain.
+
+    Raises:
+        InvalidMessageError: If it is none for these parameters, or would hide nothing.
+    """
+    if len(public_key) != params.public_key_bytes:
+        raise InvalidMessageError
+    words = unpack_polynomials(public_key, params.key_moduli, params.poly_modulus_degree)
+    if not words.reshape(2, len(params.key_moduli), -1)[1].any(axis=1).all():
+        raise InvalidMessageError
+    return words
+
+
 class ZeroSumMask:
-    """A mask whose slots sum to nothing but noise, of the operating system's randomness. It hides one ciphertext.
+    """A mask whose slots sum to nothing but noise, and two encryptions of zero: fresh randomness that hides one ciphertext.
 
     Args:
         params: Parameters of the round.
+        zero: Makes encryptions of zero under the public key of the round.
     """
 
-    __slots__ = ("_params", "_used")
+    __slots__ = ("_params", "_used", "_zero")
 
-    def __init__(self, params: ProductParams) -> None:
+    def __init__(self, params: ProductParams, zero: _seal_public.Zero) -> None:
         self._params = params
         self._used = False
+        self._zero = zero
 
     def take(self) -> NDArray[np.uint64]:
-        """Words of the masking polynomial, in NTT form: uniform, but for a constant coefficient of up to one opened step.
+        """Words of three polynomials, in NTT form, for the sum of the products of a pair.
+
+        Opened they are uniform, but for a constant coefficient of up to one opened step and `ProductParams.zeros_noise`.
 
         Raises:
             MaskUsedError: If it was taken before; nothing was masked.
@@ -90,6 +115,14 @@ class ZeroSumMask:
         if self._used:
             raise MaskUsedError("this mask hides another ciphertext already, and a second one would show both; nothing was masked")
         self._used = True
+        size = len(self._params.moduli) * self._params.poly_modulus_degree
+        words = np.zeros(3 * size, np.uint64)
+        for start, part in ((0, self._polynomial()), (0, self._zero()), (size, self._zero())):
+            stop = start + part.size
+            words[start:stop] = _sum(words[start:stop], part, self._params)
+        return words
+
+    def _polynomial(self) -> NDArray[np.uint64]:
         params, degree = self._params, self._params.poly_modulus_degree
         most = int(params.constant_per_scalar)
         noise = secrets.randbelow(2 * most + 1) - most
@@ -113,9 +146,17 @@ def _uniform(modulus: int, count: int) -> NDArray[np.uint64]:
 
 
 def masked_products(
-    read: Read, *, count: int, layout: Layout, params: ProductParams, key_id: bytes, seed: bytes = b"", most_at_once: int = _PAIRS_AT_ONCE
+    read: Read,
+    *,
+    count: int,
+    layout: Layout,
+    params: ProductParams,
+    key_id: bytes,
+    public_key: bytes,
+    seed: bytes = b"",
+    most_at_once: int = _PAIRS_AT_ONCE,
 ) -> MaskedProducts:
-    """Multiplies every pair of uploads and masks each product anew.
+    """Multiplies every pair of uploads, and masks and rerandomises each product anew.
 
     Args:
         read: The uploads, of one key; read a chunk at a time.
@@ -123,26 +164,34 @@ def masked_products(
         layout: Layout of each.
         params: Parameters of each.
         key_id: Names their key.
+        public_key: Its public key, as every client of the round made it (`RoundKey.public_key`): of one that somebody chose, zeros hide
+            nothing from who chose it.
         seed: Where the parameters sketch, what the signs of the chunks follow from: fixed after the uploads. Public.
         most_at_once: Pairs for which there is memory at a time; uploads are read once for each so many.
 
     Raises:
         ValueError: If there are fewer than two.
-        InvalidMessageError: If a chunk is not a valid ciphertext.
+        InvalidMessageError: If a chunk is not a valid ciphertext, or the public key none for these parameters; nothing was multiplied.
     """
+    zero = _seal_public.zeros_under(_seal_public.product_ring(), check_public_key(public_key, params))
     chunks = [
-        pack_words(_masked(words, ZeroSumMask(params).take(), params), params)
+        pack_words(_masked(words, ZeroSumMask(params, zero).take(), params), params)
         for words in unmasked_products(read, count=count, layout=layout, params=params, seed=seed, most_at_once=most_at_once)
     ]
     return MaskedProducts(params=params, key_id=key_id, count=count, chunks=tuple(chunks))
 
 
 def _masked(words: NDArray[np.uint64], mask: NDArray[np.uint64], params: ProductParams) -> NDArray[np.uint64]:
-    """The product with the mask added to its first polynomial."""
+    """The product with what hides it added to each of its three polynomials: none of them goes out as it is."""
+    if mask.size != words.size:
+        raise ValueError(f"expected a mask for all {words.size} words, got one for {mask.size}; nothing was masked")
+    return _sum(words, mask, params)
+
+
+def _sum(first: NDArray[np.uint64], second: NDArray[np.uint64], params: ProductParams) -> NDArray[np.uint64]:
+    """Sum of whole polynomials, word by word."""
     moduli = np.repeat(np.array(params.moduli, np.uint64), params.poly_modulus_degree)
-    masked = words.copy()
-    masked[: mask.size] = (masked[: mask.size] + mask) % moduli
-    return masked
+    return (first + second) % np.tile(moduli, first.size // moduli.size)
 
 
 def unmasked_products(
@@ -150,8 +199,8 @@ def unmasked_products(
 ) -> Iterator[NDArray[np.uint64]]:
     """The three polynomials of every pair's product, in the order of `pairs`, without a mask: for `masked_products` and for openers.
 
-    They are ciphertexts. But who holds the key and opens one reads the two updates' product slot by slot. Args and errors as
-    `masked_products`.
+    They are ciphertexts. But who holds the key and opens one reads the two updates' product slot by slot, and who sent one of the two
+    uploads divides by it and has the other. Args and errors as `masked_products`.
     """
     if count < 2:
         raise ValueError(f"expected at least 2 uploads, got {count}")

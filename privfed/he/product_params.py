@@ -202,13 +202,26 @@ class ProductParams(CkksParams):
         return 3 * self.polynomial_bytes
 
     @property
+    def zeros_noise(self) -> int:
+        """Largest constant coefficient of what two encryptions of zero, (b0, a0, 0) and (0, b1, a1), leave in an opened product.
+
+        SEAL encrypts zero under the public key modulo q p, for the last prime p of the chain: b + a s = w = e u + e0 + e1 s there. u and s
+        are ternary and the noises at most B = 21, so the coefficients of w are at most B (2 N + 1), whatever is drawn. Then it divides by
+        p and rounds b and a by at most 1/2 each: left is at most z = B (2 N + 1) / p + (N + 1) / 2. The second one is opened times s: the
+        constant coefficient of w0 + w1 s is at most (N + 1) z, about 2^25, where a step of what is opened is 2^56 and a mask's noise too.
+        """
+        degree = self.poly_modulus_degree
+        each = FRESH_NOISE * (2 * degree + 1) / self.key_moduli[-1] + (degree + 1) / 2
+        return math.ceil((degree + 1) * each)
+
+    @property
     def largest_constant(self) -> int:
-        """Constant coefficient of the product of two updates as long as the bound, with their noise and a mask's.
+        """Constant coefficient of the product of two updates as long as the bound, with their noise, a mask's, and that of the zeros.
 
         In terms of a square of norms: by Cauchy and Schwarz it is 2 / N times at most the product of the two norms.
         """
         longest = (self.amplitude + math.isqrt(2**40) // 2 + 1) * 2**self.guard_bits
-        return 4 * (longest**2 // (self.poly_modulus_degree // 2) + 1)
+        return 4 * (longest**2 // (self.poly_modulus_degree // 2) + 1) + self.zeros_noise
 
     @property
     def scalar_step(self) -> float:
@@ -219,6 +232,11 @@ class ProductParams(CkksParams):
     def scalars_per_square(self) -> int:
         """How many steps of an opened inner product make the square of the bound."""
         return 2**_SCALAR_BITS
+
+    @property
+    def wraps_at(self) -> float:
+        """What opened squares and inner products are taken modulo, in squares of the bound: about 2^14, from minus half to half of it."""
+        return self.modulus / self.constant_per_scalar / self.scalars_per_square
 
     @property
     def constant_per_scalar(self) -> float:
@@ -232,7 +250,8 @@ class ProductParams(CkksParams):
         The mask adds noise of up to one step, and the rounding half of one. The error of a fresh ciphertext is at most b = 21.5 per
         coefficient; against a chunk of norm v over its slots, whose coefficients have a norm of sqrt(2 / N) v, it weighs at most
         b sqrt(N) sqrt(2 / N) v in the constant coefficient. So over m chunks of two updates of at most V, by Cauchy and Schwarz,
-        the sum of slots is off by at most N / 2 (2 sqrt(2) b sqrt(m) V + m N b^2).
+        the sum of slots is off by at most N / 2 (2 sqrt(2) b sqrt(m) V + m N b^2). The zeros that hide the other polynomials come after
+        the sum over chunks, once a pair and sketched or not, with at most `zeros_noise` in the constant coefficient: N / 2 times that.
 
         Of encryption to a public key b is the rounding 1/2 alone. What an update v makes of the noise of another ciphertext is, given s, a
         sum of independent terms, whose variance is |v|^2 times the mean, by the v^2 of the slots, of those in `slot_noise`. As exp is
@@ -248,7 +267,7 @@ class ProductParams(CkksParams):
             crossed = 2 * self.slot_noise + degree / 2 * math.sqrt(2 * chunks)
             return 1.5 * self.scalar_step + (crossed / longest + chunks * degree * (self.slot_noise / longest) ** 2) * self.bound**2
         worst = FRESH_NOISE + 0.5
-        noise = degree / 2 * (2 * math.sqrt(2 * chunks) * worst * longest + chunks * degree * worst**2) / longest**2
+        noise = degree / 2 * (2 * math.sqrt(2 * chunks) * worst * longest + chunks * degree * worst**2 + self.zeros_noise) / longest**2
         return 1.5 * self.scalar_step + noise * self.bound**2
 
     def shortened(self, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:

@@ -83,12 +83,13 @@ def open_own_products(
         uploads: Fresh, of one key and layout.
         round_key: Key of the round.
         seed: As in `masked_products`.
-        announced: What a server says it multiplied, to be compared; left out, nothing is.
+        announced: What a server says it multiplied: opened, and compared up to the noise of a mask. Left out, nothing is.
 
     Raises:
         ValueError: If there are fewer than two uploads, or one is a sum.
         ParametersMismatchError, RoundMismatchError: As `open_products`; or if the uploads differ in layout or key.
-        TamperedProductsError: If what was announced are not the products of these uploads; nothing was opened.
+        TamperedProductsError: If what was announced does not open to the inner products of these uploads, or as `open_products`; nothing
+            leaves but that.
         InvalidMessageError: If a chunk is not a valid ciphertext.
     """
     if len(uploads) < 2 or not all(upload.fresh for upload in uploads):
@@ -106,15 +107,16 @@ def open_own_products(
             lambda upload, chunk: uploads[upload].chunks[chunk], count=len(uploads), layout=first.layout, params=params, seed=seed
         )
     )
-    if announced is not None:
-        if announced.params != params or announced.count != len(uploads):
-            raise TamperedProductsError
-        # The mask is in the first polynomial. The two others are what multiplication makes of the uploads, word for word.
-        start = len(params.moduli) * params.poly_modulus_degree
-        for chunk, words in zip(announced.chunks, every, strict=True):
-            if not np.array_equal(unpack_words(chunk, params)[start:], words[start:]):
-                raise TamperedProductsError
     constants, _ = _decrypted(every, params, round_key._ring_key)  # pyright: ignore[reportPrivateUsage]
+    if announced is not None:
+        if announced.params != params or announced.key_id != first.key_id or announced.count != len(uploads):
+            raise TamperedProductsError
+        told, coefficients = _decrypted((unpack_words(chunk, params) for chunk in announced.chunks), params, round_key._ring_key)  # pyright: ignore[reportPrivateUsage]
+        _check_masks(coefficients)
+        # All three polynomials are rerandomised, so that no word of them is what multiplication makes: what they open to is.
+        most = int(params.constant_per_scalar) + params.zeros_noise
+        if any(abs(said - constant) > most for said, constant in zip(told, constants, strict=True)):
+            raise TamperedProductsError
     return OpenedProducts(products=_matrix(constants, len(uploads), params), assurance=Assurance.RECOMPUTED)
 
 

@@ -26,7 +26,7 @@ from privfed.files import create, read_private
 from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive
 from privfed.he.additive import CkksVector, SeededSum, check_coefficients
-from privfed.he.codec import gather, pack_words, spread, unpack_words
+from privfed.he.codec import gather, pack_polynomials, pack_words, spread, unpack_words
 from privfed.he.params import KEY_ID_BYTES, SEED_BYTES, CkksParams, transform_roundoff
 from privfed.he.product_params import ProductParams
 from privfed.he.sketch import arranged, restored
@@ -78,11 +78,12 @@ class RoundKey(Secret):
     It cannot be printed, copied or pickled.
     """
 
-    __slots__ = ("_key_id", "_params", "_ring_key", "_tag_key", "_used")
+    __slots__ = ("_key_id", "_params", "_public_seed", "_ring_key", "_tag_key", "_used")
 
     def __init__(self, *, params: CkksParams, seed: bytes, tag_secret: bytes) -> None:
         self._params = params
         self._ring_key = RingKey(_seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots), seed)
+        self._public_seed = derive(seed, KEY_SEED_BYTES, b"privfed round public key v1")
         self._tag_key = TagKey(secret=tag_secret, params=params)
         self._key_id = self._ring_key.digest(b"privfed key id v1")[:KEY_ID_BYTES]
         self._used = False
@@ -102,6 +103,17 @@ class RoundKey(Secret):
     def params(self) -> CkksParams:
         """Parameters that the key is for. Public."""
         return self._params
+
+    def public_key(self) -> bytes:
+        """The round's public key, with which a server rerandomises products: the same bytes from all who derived this key. Public.
+
+        Raises:
+            ParametersMismatchError: If ciphertexts cannot be multiplied under the parameters.
+        """
+        params = self._params
+        if not isinstance(params, ProductParams):
+            raise ParametersMismatchError("a round has a public key only where ciphertexts are multiplied; nothing was made")
+        return pack_polynomials(self._ring_key.public_key_of(self._public_seed), params.key_moduli, params.poly_modulus_degree)
 
 
 @final

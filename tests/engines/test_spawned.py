@@ -80,9 +80,9 @@ def test_a_round_key_alone_is_found(model: torch.nn.Module, non_private: Make, t
     with Simulation(non_private(keys=keys), model) as simulation:
         context = RoundContext(agreement=simulation.agreement, round=0)
     from privfed.protect import round_key
-    from privfed.scanner import _patterns
+    from privfed.scanner import _parts
 
-    words = b"".join(_patterns(round_key(keys, context)))
+    words = b"".join(_parts(round_key(keys, context)))
     program = f"import sys; words = sys.stdin.buffer.read({len(words)}); print('ready', flush=True); sys.stdin.buffer.read()"
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

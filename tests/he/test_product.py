@@ -20,14 +20,15 @@ from privfed.errors import (
 )
 from privfed.he import _seal_public, product
 from privfed.he.additive import weighted_sum
-from privfed.he.codec import dequantise, interpolate, pack_words, quantise, unpack_words
-from privfed.he.params import FRESH_NOISE_VARIANCE, CkksParams
-from privfed.he.product import MaskedProducts, ZeroSumMask, masked_products, pairs, unmasked_products
+from privfed.he.codec import dequantise, gather, interpolate, pack_words, quantise, unpack_words
+from privfed.he.params import FRESH_NOISE_VARIANCE, SEED_BYTES, CkksParams
+from privfed.he.product import MaskedProducts, ZeroSumMask, check_public_key, masked_products, pairs, unmasked_products
 from privfed.he.product_params import ProductParams
 from privfed.he.product_secret import Assurance, open_own_products, open_products
 from privfed.he.profiles import STANDARD
-from privfed.he.secret import check_sum, open_sum
+from privfed.he.secret import RoundKey, check_sum, open_sum
 from privfed.he.sketch import arranged, chunk_signs, restored, standard_error
+from privfed.he.tags import TAG_SECRET_BYTES
 
 EXACT, SKETCHED = ProductParams.exact(bound=2.0), ProductParams.sketched(bound=2.0)
 SIZE = 2 * 4096 + 100
@@ -58,17 +59,30 @@ def uploaded(seal, new_key):
     return make
 
 
-def multiplied(uploads, **changes):
+def multiplied(key, uploads, **changes):
     first = uploads[0]
-    given = {"count": len(uploads), "layout": first.layout, "params": first.params, "key_id": first.key_id}
+    given = {"count": len(uploads), "layout": first.layout, "params": first.params, "key_id": first.key_id, "public_key": key.public_key()}
     return masked_products(lambda upload, chunk: uploads[upload].chunks[chunk], **(given | changes))
+
+
+def new_mask(key):
+    return ZeroSumMask(EXACT, zero_of(key))
+
+
+def zero_of(key):
+    return _seal_public.zeros_under(_seal_public.product_ring(), check_public_key(key.public_key(), EXACT))
+
+
+def no_zero():
+    """In place of an encryption of zero: nothing is hidden by it."""
+    return np.zeros(2 * _seal_public.product_ring().polynomial_words, np.uint64)
 
 
 @pytest.fixture(scope="module")
 def four(uploaded):
     values = updates(4)
     uploads, key = uploaded(values)
-    return values, uploads, key, multiplied(uploads)
+    return values, uploads, key, multiplied(key, uploads)
 
 
 # ---- parameters
@@ -215,9 +229,19 @@ def test_inner_products_of_updates_at_the_bound_are_within_the_stated_error(uplo
     ones = np.ones(SIZE)
     values = np.stack([ones, -ones, rng.normal(size=SIZE)]) * 1000
     uploads, key = uploaded(values)
-    opened = open_products(multiplied(uploads), key).products
+    opened = open_products(multiplied(key, uploads), key).products
     assert np.abs(opened - plain_products(values, EXACT)).max() <= EXACT.scalar_error(SIZE)
     assert opened[0, 1] == pytest.approx(-(EXACT.bound**2), rel=1e-4)
+
+
+def test_a_square_is_opened_modulo_the_stated_number_of_squared_bounds(seal, new_key):
+    # Who does not shorten its update, and chooses its length, has a small square opened; up to half of that it has not.
+    size, key, wraps = 20_000, new_key(params=EXACT), EXACT.wraps_at
+    assert wraps == pytest.approx(2**14, rel=1e-5)
+    for square, opened in ((wraps + 0.5, 0.5), (1.05 * wraps, 0.05 * wraps), (0.45 * wraps, 0.45 * wraps)):
+        uploads = [seal(np.full(size, round(EXACT.amplitude * math.sqrt(square / size))), params=EXACT) for _ in range(2)]
+        products = open_products(multiplied(key, uploads), key).products / EXACT.bound**2
+        assert np.allclose(products, opened, rtol=0, atol=0.05)
 
 
 def test_opened_inner_products_are_rounded_to_the_stated_step(four):
@@ -238,7 +262,7 @@ def test_what_the_opener_multiplies_itself_is_the_same_but_for_the_noise_of_the_
 
 def test_pairs_in_batches_are_the_same_pairs(four):
     values, uploads, key, _ = four
-    opened = open_products(multiplied(uploads, most_at_once=3), key).products
+    opened = open_products(multiplied(key, uploads, most_at_once=3), key).products
     assert np.abs(opened - plain_products(values, EXACT)).max() <= EXACT.scalar_error(SIZE)
 
 
@@ -280,7 +304,7 @@ def test_a_mask_sums_to_noise_of_at_most_one_step():
     ring = _seal_public.product_ring()
     constants = []
     for _ in range(50):
-        words = ZeroSumMask(EXACT).take()
+        words = ZeroSumMask(EXACT, no_zero)._polynomial()
         sums = [_seal_public.word_sum(part, prime) for part, prime in zip(words.reshape(2, -1), ring.moduli, strict=True)]
         constant = sums[0] * pow(8192, -1, ring.moduli[0]) % ring.moduli[0]
         constant -= ring.moduli[0] if constant > ring.moduli[0] // 2 else 0
@@ -291,7 +315,7 @@ def test_a_mask_sums_to_noise_of_at_most_one_step():
 
 
 def test_masks_are_drawn_below_each_prime_and_never_twice_the_same():
-    first, second = ZeroSumMask(EXACT).take().reshape(2, -1), ZeroSumMask(EXACT).take().reshape(2, -1)
+    first, second = (ZeroSumMask(EXACT, no_zero)._polynomial().reshape(2, -1) for _ in range(2))
     for prime, one, other in zip(EXACT.moduli, first, second, strict=True):
         assert one.max() < prime
         assert not (one == other).all()
@@ -304,8 +328,8 @@ def test_words_beyond_a_prime_are_drawn_again(monkeypatch):
     assert product._uniform(EXACT.moduli[0], 4).tolist() == [0x0101010101010101] * 4
 
 
-def test_a_mask_hides_one_ciphertext():
-    mask = ZeroSumMask(EXACT)
+def test_a_mask_and_its_zeros_hide_one_ciphertext(four):
+    mask = new_mask(four[2])
     mask.take()
     with pytest.raises(MaskUsedError, match="a second one would show both"):
         mask.take()
@@ -313,9 +337,9 @@ def test_a_mask_hides_one_ciphertext():
 
 def test_a_repeated_mask_is_refused_and_shows_the_difference_of_the_products_when_forced(four, monkeypatch):
     values, uploads, key, _ = four
-    once = ZeroSumMask(EXACT).take()
+    once = new_mask(key).take()
     monkeypatch.setattr(ZeroSumMask, "take", lambda self: once)
-    repeated = multiplied(uploads[:3])
+    repeated = multiplied(key, uploads[:3])
     with pytest.raises(TamperedProductsError):
         open_products(repeated, key)
     # The control: without the refusal, the products of two pairs are read off each other, slot by slot.
@@ -326,6 +350,174 @@ def test_a_repeated_mask_is_refused_and_shows_the_difference_of_the_products_whe
     sent = [np.pad(dequantise(quantise(row, EXACT)[0], 1, EXACT), (0, 3 * 4096 - SIZE)).reshape(3, 4096) for row in values[:2]]
     unit = (EXACT.amplitude * 2.0**EXACT.guard_bits / EXACT.bound) ** 2
     assert np.allclose(slots.real / unit, (sent[0] * sent[0] - sent[0] * sent[1]).sum(axis=0), atol=1e-9)
+
+
+# ---- clients that divide what is public by what is theirs
+
+
+def polynomials(upload, seed):
+    """Both polynomials of what is multiplied of an upload: of each chunk, or of its sketch. Words of the shape (2, chunks, words)."""
+    ring, moduli = _seal_public.product_ring(), np.repeat(np.array(EXACT.moduli, object), 8192)
+    pieces = [
+        (unpack_words(chunk[:-SEED_BYTES], EXACT).astype(object), _seal_public.expand(ring, chunk[-SEED_BYTES:]).astype(object))
+        for chunk in upload.chunks
+    ]
+    every = np.stack(pieces, axis=1)
+    if not upload.params.sketch:
+        return every, moduli
+    signs = chunk_signs(len(upload.chunks), seed=seed).astype(object)
+    return (every * signs[:, np.newaxis]).sum(axis=1, keepdims=True) % moduli, moduli
+
+
+def divided(masked, key, own, victim, seed=b""):
+    """What curious clients read of a victim's upload, in grid steps: they solve the public products for it, with as many own as chunks.
+
+    The third polynomials are linear in the victim's c1, with the own c1 as coefficients; then so are the second ones in its c0.
+    """
+    places = dict(own)
+    know = {place: polynomials(upload, seed) for place, upload in places.items()}
+    moduli = next(iter(know.values()))[1]
+    products = {}
+    for place in places:
+        words = unpack_words(masked.chunks[pairs(masked.count).index((min(place, victim), max(place, victim)))], EXACT)
+        products[place] = words.astype(object).reshape(3, -1)
+    rows = np.stack([know[place][0][1] for place in places])  # own c1: (clients, chunks, words)
+
+    def solved(right):
+        if len(rows) == 1:
+            return right * inverse % moduli
+        (a, b), (c, d) = rows
+        return np.stack([d * right[0] - b * right[1], a * right[1] - c * right[0]]) * inverse % moduli
+
+    determinant = rows[0, 0] if len(rows) == 1 else rows[0, 0] * rows[1, 1] - rows[0, 1] * rows[1, 0]
+    inverse = np.array([pow(int(word), -1, int(prime)) for word, prime in zip(determinant, moduli, strict=True)], object)
+    c1 = solved(np.stack([products[place][2] for place in places]))
+    c0 = solved(np.stack([(products[place][1] - (c1 * know[place][0][0]).sum(axis=0)) % moduli for place in places]))
+    read = [np.concatenate(pair).astype(np.uint64) for pair in zip(c0, c1, strict=True)]
+    return np.concatenate([gather(key._ring_key.decrypt_unrounded(words), EXACT) for words in read]) / 2**EXACT.guard_bits
+
+
+def bare_products(key, uploads, monkeypatch, **changes):
+    """What a server sends that masks the first polynomial alone."""
+    with monkeypatch.context() as patch:
+        patch.setattr(_seal_public, "zeros_under", lambda ring, words: no_zero)
+        return multiplied(key, uploads, **changes)
+
+
+def assert_guessed(read, true):
+    """That what was read says nothing of what is true: 6 standard deviations of the correlation of unrelated numbers."""
+    assert not (np.rint(read) == true).any()
+    assert abs(np.corrcoef(read, true)[0, 1]) <= 6 / math.sqrt(len(true))
+
+
+def test_a_client_that_divides_by_its_own_upload_reads_nothing_of_another_and_everything_where_only_the_plaintext_is_masked(
+    uploaded, monkeypatch
+):
+    values = updates(4, 4000)
+    uploads, key = uploaded(values)
+    bare, masked = bare_products(key, uploads, monkeypatch), multiplied(key, uploads)
+    # Both open to the same numbers: nothing that an opener is for tells them apart.
+    assert np.abs(open_products(bare, key).products - open_products(masked, key).products).max() <= 2 * EXACT.scalar_error(4000)
+    for victim in (0, 1, 3):
+        sent, own = quantise(values[victim], EXACT)[0], [(2, uploads[2])]
+        assert np.array_equal(np.rint(divided(bare, key, own, victim))[:4000], sent)
+        assert_guessed(divided(masked, key, own, victim)[:4000], sent)
+
+
+def test_two_clients_that_pool_their_uploads_read_nothing_of_two_chunks_and_everything_where_only_the_plaintext_is_masked(
+    uploaded, monkeypatch
+):
+    values = updates(4, 8000)
+    uploads, key = uploaded(values)
+    bare, masked, own = bare_products(key, uploads, monkeypatch), multiplied(key, uploads), [(1, uploads[1]), (3, uploads[3])]
+    for victim in (0, 2):
+        sent = quantise(values[victim], EXACT)[0]
+        assert np.array_equal(np.rint(divided(bare, key, own, victim))[:8000], sent)
+        assert_guessed(divided(masked, key, own, victim)[:8000], sent)
+
+
+def test_a_client_that_divides_by_its_own_sketch_reads_no_other_and_the_sketch_where_only_the_plaintext_is_masked(uploaded, monkeypatch):
+    values, seed = updates(3), b"after the uploads"
+    uploads, key = uploaded(values, SKETCHED)
+    grid = np.pad(arranged(quantise(values[0], SKETCHED)[0], seed=key.key_id), (0, 3 * 4096 - SIZE)).reshape(3, 4096)
+    sketch = (grid * chunk_signs(3, seed=seed)[:, np.newaxis]).sum(axis=0)
+    bare, masked = bare_products(key, uploads, monkeypatch, seed=seed), multiplied(key, uploads, seed=seed)
+    assert np.array_equal(np.rint(divided(bare, key, [(2, uploads[2])], 0, seed)), sketch)
+    assert_guessed(divided(masked, key, [(2, uploads[2])], 0, seed), sketch)
+
+
+def test_every_polynomial_of_a_product_is_hidden_by_something_fresh(four):
+    _, uploads, _, masked = four
+    moduli = np.tile(np.repeat(np.array(EXACT.moduli, np.uint64), 8192), 3)
+    read = unmasked_products(lambda upload, chunk: uploads[upload].chunks[chunk], count=4, layout=uploads[0].layout, params=EXACT)
+    added = [(unpack_words(chunk, EXACT) + moduli - words) % moduli for chunk, words in zip(masked.chunks, read, strict=True)]
+    shares = np.stack([words / moduli for words in added]).reshape(len(added), 3, 2, 8192)
+    for polynomial in range(3):
+        for prime in range(2):
+            rows = shares[:, polynomial, prime]
+            # Uniform: mean and mean square of all words, each within 6 standard deviations.
+            assert abs(rows.mean() - 1 / 2) <= 6 * math.sqrt(1 / 12 / rows.size)
+            assert abs((rows**2).mean() - 1 / 3) <= 6 * math.sqrt(4 / 45 / rows.size)
+            # Fresh: what two pairs have in common is no more than chance.
+            correlations = np.corrcoef(rows) - np.eye(len(rows))
+            assert np.abs(correlations).max() <= 6 / math.sqrt(8192)
+    # The two zeros of one product are two: its polynomials do not follow from each other.
+    assert abs(np.corrcoef(shares[:, 1].ravel(), shares[:, 2].ravel())[0, 1]) <= 6 / math.sqrt(shares[:, 1].size)
+
+
+def test_zeros_are_fresh_and_open_to_noise_within_the_stated_bound(four, new_key, monkeypatch):
+    key, stranger, seen = four[2], new_key(params=EXACT, round=1), set()
+    zero = zero_of(key)
+    monkeypatch.setattr(ZeroSumMask, "_polynomial", lambda self: np.zeros(16384, np.uint64))  # the zeros alone
+    for _ in range(20):
+        words = ZeroSumMask(EXACT, zero).take()
+        seen.update(part.tobytes() for part in words.reshape(3, -1))
+        constant, values = key._ring_key.decrypt_product(words)
+        assert abs(constant) <= EXACT.zeros_noise
+        assert 0 < np.abs(interpolate(values)).max() <= EXACT.zeros_noise
+    assert len(seen) == 60
+    # The control: under another round's key they are no zeros.
+    assert np.abs(interpolate(stranger._ring_key.decrypt_product(words)[1])).max() > 2.0**90
+
+
+def test_the_noise_of_zeros_is_far_below_that_of_a_mask_and_part_of_the_stated_error(monkeypatch):
+    assert EXACT.zeros_noise < 2**26 < 2.0**-29 * EXACT.constant_per_scalar
+    sizes = (5, SIZE, 10**7)
+    stated = [EXACT.scalar_error(size) for size in sizes]
+    monkeypatch.setattr(ProductParams, "zeros_noise", EXACT.zeros_noise + 2**56)  # as much as a step
+    assert all(EXACT.scalar_error(size) - before >= 0.9 * EXACT.scalar_step for size, before in zip(sizes, stated, strict=True))
+
+
+def test_a_round_has_one_public_key_which_all_who_derive_its_key_make_alike(four, new_key):
+    key = four[2]
+    public_key = key.public_key()
+    assert len(public_key) == EXACT.public_key_bytes
+    assert new_key(params=EXACT).public_key() == key.public_key() == public_key
+    others = [new_key(params=EXACT, round=1), new_key(params=EXACT, attempt=1), new_key(params=SKETCHED)]
+    assert len({public_key, *(other.public_key() for other in others)}) == 4
+    with pytest.raises(ParametersMismatchError, match="only where ciphertexts are multiplied"):
+        new_key().public_key()
+
+
+def test_the_noise_of_the_public_key_is_drawn_from_another_seed_than_the_key():
+    # SEAL draws the seed of `a` first, and then the noise: of the key's own seed that would be what the key was drawn from.
+    seed = bytes(range(64))
+    key = RoundKey(params=EXACT, seed=seed, tag_secret=bytes(TAG_SECRET_BYTES))
+    made, wrong = check_public_key(key.public_key(), EXACT), key._ring_key.public_key_of(seed)
+    assert key._public_seed != seed
+    assert not np.array_equal(made, wrong)
+    assert np.array_equal(made, key._ring_key.public_key_of(key._public_seed))
+
+
+def test_products_without_the_rounds_public_key_are_refused(four):
+    _, uploads, key, _ = four
+    half = EXACT.public_key_bytes // 2
+    good = key.public_key()
+    for bad in (b"", good[:-1], good + b"1", bytes(len(good)), good[:half] + bytes(half), b"\xff" * len(good)):
+        with pytest.raises(InvalidMessageError):
+            multiplied(key, uploads, public_key=bad)
+    with pytest.raises(ValueError, match="expected a mask for all"):
+        product._masked(np.zeros(3 * 16384, np.uint64), np.zeros(16384, np.uint64), EXACT)
 
 
 # ---- servers that lie
@@ -342,7 +534,7 @@ def test_a_pair_that_is_not_a_pair_is_refused_and_reads_a_coordinate_where_the_s
     moduli = np.repeat(np.array(ring.moduli, dtype=object), 8192)
     lie = [(piece.astype(object) * ring.encode(unit).astype(object) % moduli).astype(np.uint64) for piece in pieces]
     words = np.concatenate((*lie, np.zeros(ring.polynomial_words, np.uint64)))
-    whole = product._masked(words, ZeroSumMask(EXACT).take(), EXACT)
+    whole = product._masked(words, new_mask(key).take(), EXACT)
     lying = dataclasses.replace(masked, chunks=(pack_words(whole, EXACT), *masked.chunks[1:]))
     with pytest.raises(TamperedProductsError):
         open_own_products(uploads, key, announced=lying)
@@ -357,8 +549,8 @@ def test_a_pair_that_is_not_a_pair_is_refused_and_reads_a_coordinate_where_the_s
 def test_products_of_other_uploads_are_refused(four):
     _, uploads, key, masked = four
     swapped = (masked.chunks[1], masked.chunks[0], *masked.chunks[2:])
-    other = multiplied([uploads[1], uploads[0], *uploads[2:]])
-    fewer = multiplied(uploads[:3])
+    other = multiplied(key, [uploads[1], uploads[0], *uploads[2:]])
+    fewer = multiplied(key, uploads[:3])
     for announced in (dataclasses.replace(masked, chunks=swapped), other, fewer):
         with pytest.raises(TamperedProductsError):
             open_own_products(uploads, key, announced=announced)
@@ -387,14 +579,21 @@ def test_uploads_that_cannot_be_multiplied_are_refused(seal, new_key, four):
     with pytest.raises(ValueError, match="at least 2 fresh uploads"):
         open_own_products([weighted_sum(uploads, [1, 1, 1, 1]), uploads[0]], key)
     with pytest.raises(ValueError, match="at least 2 uploads"):
-        multiplied(uploads[:1])
+        multiplied(key, uploads[:1])
 
 
 def test_hostile_chunks_are_refused_with_one_error(four):
     _, uploads, key, masked = four
     for bad in (b"", bytes(10), uploads[0].chunks[0][:-1], b"\xff" * EXACT.fresh_chunk_bytes):
         with pytest.raises(InvalidMessageError):
-            masked_products(lambda upload, chunk, bad=bad: bad, count=2, layout=uploads[0].layout, params=EXACT, key_id=uploads[0].key_id)
+            masked_products(
+                lambda upload, chunk, bad=bad: bad,
+                count=2,
+                layout=uploads[0].layout,
+                params=EXACT,
+                key_id=uploads[0].key_id,
+                public_key=key.public_key(),
+            )
     for bad in (bytes(EXACT.product_bytes), b"\xff" * EXACT.product_bytes):
         with pytest.raises(InvalidMessageError):
             open_products(dataclasses.replace(masked, chunks=(bad, *masked.chunks[1:])), key)
@@ -464,7 +663,7 @@ def test_opened_sketches_are_the_inner_products_of_the_sketches_and_the_sum_is_e
     values = updates(3)
     uploads, key = uploaded(values, SKETCHED)
     seed = b"after the uploads"
-    masked = multiplied(uploads, seed=seed)
+    masked = multiplied(key, uploads, seed=seed)
     grids = [quantise(row, SKETCHED)[0] for row in values]
     signs = chunk_signs(3, seed=seed)[:, np.newaxis]
     sketches = np.stack([(np.pad(arranged(g, seed=key.key_id), (0, 3 * 4096 - SIZE)).reshape(3, 4096) * signs).sum(axis=0) for g in grids])
@@ -480,7 +679,7 @@ def test_opened_sketches_are_the_inner_products_of_the_sketches_and_the_sum_is_e
 
 def test_a_seed_that_was_not_the_servers_gives_other_sketches_and_is_refused(uploaded):
     uploads, key = uploaded(updates(3), SKETCHED)
-    masked = multiplied(uploads, seed=b"one")
+    masked = multiplied(key, uploads, seed=b"one")
     with pytest.raises(TamperedProductsError):
         open_own_products(uploads, key, seed=b"another", announced=masked)
 
@@ -512,4 +711,4 @@ def test_noise_of_a_sum_is_that_of_its_coefficients(four):
     expected = math.sqrt(FRESH_NOISE_VARIANCE * 4096 * (200**2 + 300**2 + 400**2 + 100**2))
     assert math.sqrt(np.mean(residual**2)) == pytest.approx(expected, rel=0.25)
     assert copy.copy(total) == total
-    assert isinstance(multiplied(uploads[:2]), MaskedProducts)
+    assert isinstance(multiplied(key, uploads[:2]), MaskedProducts)

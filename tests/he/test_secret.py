@@ -139,7 +139,7 @@ def test_each_secret_of_a_round_is_derived_under_a_label_of_its_own(monkeypatch)
     key = SharedKey.generate()
     _ = key.fingerprint
     key.round_key(RoundBinding(session=bytes(16), attempt=0, round=0, roster_digest=bytes(32), params=CkksParams.standard()))
-    assert len(set(labels)) == len(labels) == 3
+    assert len(set(labels)) == len(labels) == 4
 
 
 def test_secret_types_have_no_dictionary_of_attributes(thing):

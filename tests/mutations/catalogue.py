@@ -523,8 +523,36 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "a mask hides a second product",
         "privfed/he/product.py",
-        "        self._used = True\n        params, degree",
-        "        params, degree",
+        "        self._used = True\n        size = len(",
+        "        size = len(",
+        ("tests/he/test_product.py",),
+    ),
+    Mutation(
+        "the third polynomial of a product goes out as it is",
+        "privfed/he/product.py",
+        "(0, self._zero()), (size, self._zero())):",
+        "(0, self._zero())):",
+        ("tests/he/test_product.py",),
+    ),
+    Mutation(
+        "the second polynomial of a product goes out as it is but for what hides the third",
+        "privfed/he/product.py",
+        "(0, self._polynomial()), (0, self._zero()), (size, self._zero())):",
+        "(0, self._polynomial()), (2 * size, self._zero()[size:])):",
+        ("tests/he/test_product.py",),
+    ),
+    Mutation(
+        "the server takes a public key that not all clients made",
+        "privfed/server.py",
+        "return key_id, setup_public_key(data, self._context)",
+        "return key_id, setup_public_key(self._spool.get(_prefix(Kind.SETUP) + self.received(Kind.SETUP)[0]), self._context)",
+        ("tests/test_scorer.py",),
+    ),
+    Mutation(
+        "the noise of the round's public key is drawn from the seed of the key",
+        "privfed/he/secret.py",
+        'derive(seed, KEY_SEED_BYTES, b"privfed round public key v1")',
+        "seed",
         ("tests/he/test_product.py",),
     ),
     Mutation(
@@ -537,8 +565,8 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "products are not compared with the uploads",
         "privfed/he/product_secret.py",
-        "            if not np.array_equal(unpack_words(chunk, params)[start:], words[start:]):",
-        "            if not len(chunk):",
+        "        if any(abs(said - constant) > most for said, constant in zip(told, constants, strict=True)):",
+        "        if len(told) != len(constants):",
         ("tests/he/test_product.py",),
     ),
     Mutation(
