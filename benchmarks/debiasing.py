@@ -251,7 +251,8 @@ def dossier(outcomes: Sequence[Outcome], table: Records, size: Size, command: st
         f"An update has {coordinates:,} coordinates, and its noise an expected squared norm of {energies}. De-biasing takes that out of "
         f"the norms of the Gram matrix before distances are formed. What it cannot take out is chance: a norm varies by a share of "
         f"{np.sqrt(2 / coordinates):.1%} of that energy, and where the updates themselves are shorter, distances between them stay hidden. "
-        "It needs nothing but what clients declare, and it holds for plain gradient descent only.",
+        "It needs nothing but what clients declare, and it holds for plain gradient descent only. Who declares more noise than it adds "
+        "would look nearer to the others than it is; so in a run nobody is believed more than the median of what all declare.",
         "",
         "## What was compared",
         "",

@@ -299,9 +299,9 @@ def dossier(outcomes: Sequence[Outcome], named: Mapping[str, Attack], size: Size
         "",
         f"`{command}` made this page and its figure; do not edit them. Data: {source.name}. **{source.origin}**",
         "",
-        f"{BYZANTINE} of {BANKS} banks attack. Whatever the attack, PR-AUC stays highest with "
-        + ", ".join(f"{rule} (at least {worst[rule]:.2f})" for rule in best)
-        + f"; with FedAvg it falls to {worst['FedAvg']:.2f}.",
+        f"{BYZANTINE} of {BANKS} banks attack. At the worst of the attacks, PR-AUC is highest with "
+        + ", ".join(f"{rule} ({worst[rule]:.2f})" for rule in best)
+        + f"; with FedAvg it is {worst['FedAvg']:.2f}.",
         "",
         f"## PR-AUC in the end, mean of {len(size.seeds)} seeds",
         "",

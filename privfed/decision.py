@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from privfed.aggregation.gram import Gram, Reference
+from privfed.aggregation.gram import Gram, Reference, believed_noise
 from privfed.aggregation.mixture import Mixture
 from privfed.aggregation.rules import CumulativeRule
 from privfed.agreement import Agreement, NamedRule
@@ -127,7 +127,8 @@ def decide(
         chosen.append((Fallback.NONE, mixture))
     except (CohortError, ValueError) as error:
         reasons.append(str(error))
-    previous = {name: scores.get(name, 0.0) for name in agreement.contributors(participants)}
+    # Who is over the bound counts nothing in the weights before, either.
+    previous = {name: scores.get(name, 0.0) for name in _within_bound(agreement, params, participants, products)}
     previous = {name: score if score > _ROUNDING else 0.0 for name, score in previous.items()}
     if any(previous.values()):
         chosen.append((Fallback.PREVIOUS, Mixture(weights=previous)))
@@ -167,17 +168,13 @@ def checked_gram(agreement: Agreement, participants: Sequence[str], products: ND
     params, size = agreement.params, agreement.layout.size
     if not isinstance(params, ProductParams):
         raise ValueError("expected parameters for products, got others")
-    slack = params.scalar_error(size)
-    # The grid may lengthen an update by half a step in every coordinate, and a sketch changes its norm.
-    longest = (params.bound + math.sqrt(size) * params.step / 2) ** 2 + slack
-    if params.sketch:
-        longest += _SKETCH_DEVIATIONS * standard_error(longest, longest, longest)
+    slack, longest = params.scalar_error(size), _longest_square(params, size)
     squares = np.diag(products)
     lengths = np.sqrt(np.maximum(squares, 0.0) + slack)
     if (squares < -slack).any() or (np.abs(products) > np.outer(lengths, lengths) + slack).any():
         raise ValueError("expected inner products of updates, got numbers that are none")
     rows = {name: row for row, name in enumerate(participants)}
-    kept = [name for name in agreement.contributors(participants) if squares[rows[name]] <= longest]
+    kept = _within_bound(agreement, params, participants, products)
     places = [rows[name] for name in kept]
     reference: Reference | None = None
     if agreement.validator is not None:
@@ -185,7 +182,24 @@ def checked_gram(agreement: Agreement, participants: Sequence[str], products: ND
         if squares[row] > longest:
             raise ValueError("expected a reference within the bound, got a longer one")
         reference = Reference(products=products[row, places], square=max(float(squares[row]), 0.0))
+        reference = reference.without_noise(agreement.noise_energy.get(agreement.validator.name, 0.0))
     matrix = products[np.ix_(places, places)].copy()
     np.fill_diagonal(matrix, np.maximum(np.diag(matrix), 0.0))
-    energy = np.array([agreement.noise_energy.get(name, 0.0) for name in kept])
+    energy = believed_noise(agreement.noise_energy, kept)
     return Gram(names=tuple(kept), size=size, products=matrix, noise_energy=energy, reference=reference)
+
+
+def _within_bound(agreement: Agreement, params: ProductParams, participants: Sequence[str], products: NDArray[np.float64]) -> list[str]:
+    """Contributors whose squared norm, as it was opened, is that of an update within the bound."""
+    squares = dict(zip(participants, np.diag(products), strict=True))
+    size = agreement.layout.size
+    longest, slack = _longest_square(params, size), params.scalar_error(size)
+    return [name for name in agreement.contributors(participants) if -slack <= squares[name] <= longest]
+
+
+def _longest_square(params: ProductParams, size: int) -> float:
+    # The grid may lengthen an update by half a step in every coordinate, and a sketch changes its norm.
+    longest = (params.bound + math.sqrt(size) * params.step / 2) ** 2 + params.scalar_error(size)
+    if params.sketch:
+        longest += _SKETCH_DEVIATIONS * standard_error(longest, longest, longest)
+    return longest

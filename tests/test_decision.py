@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from privfed.aggregation.coordinatewise import Krum
+from privfed.aggregation.gram import Gram, believed_noise
 from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
 from privfed.aggregation.rules import FedAvg, MultiKrum
 from privfed.agreement import Agreement, NamedRule, OpeningPolicy, Validator, decode_agreement, encode_agreement
@@ -235,3 +236,52 @@ def test_a_commitment_is_salted() -> None:
 
 def test_krum_in_the_clear_stays_a_rule_of_its_own() -> None:
     assert not hasattr(Krum(byzantine=1), "mixture")
+
+
+def test_who_is_over_the_bound_counts_nothing_in_the_weights_before_either(agreed: Any) -> None:
+    agreement = agreed(FedTsv(), validator="bank_04", policy=OpeningPolicy(min_clients=3))
+    scores = dict.fromkeys(("bank_00", "bank_01", "bank_02", "bank_03"), 1.0)
+    values = rows()
+    values[3:] *= 100  # the reference too, so that the rule itself has nothing to go by
+    decision = decided(agreement, values, scores)
+    assert decision.fallback is Fallback.PREVIOUS
+    assert decision.coefficients["bank_03"] == 0
+    assert min(decision.coefficients[name] for name in ("bank_00", "bank_01", "bank_02")) > 0
+    negative = values @ values.T
+    negative[3, 3] = -1.0
+    again = decide(agreement, NAMES, negative, scores=scores, assurance="RECOMPUTED")
+    assert again.coefficients["bank_03"] == 0
+
+
+def test_noise_is_taken_out_of_the_reference_too(agreed: Any) -> None:
+    values = rows()
+    square = float(values[4] @ values[4])
+    plain = agreed(FedTsv(), validator="bank_04")
+    noisy = agreed(FedTsv(), validator="bank_04", noise_energy={"bank_04": 0.4 * square})
+    assert _matrix(plain, values).reference.square == pytest.approx(square, rel=1e-4)
+    assert _matrix(noisy, values).reference.square == pytest.approx(0.6 * square, rel=1e-4)
+    absurd = agreed(FedTsv(), validator="bank_04", noise_energy={"bank_04": 10 * square})
+    assert _matrix(absurd, values).reference.square == pytest.approx(0.01 * square, rel=1e-4)
+
+
+def test_a_minority_that_declares_much_noise_is_believed_no_more_than_the_median(agreed: Any) -> None:
+    declared = {"bank_00": 0.1, "bank_01": 0.2, "bank_02": 0.1, "bank_03": 0.2, "bank_04": 25.0}
+    matrix = _matrix(agreed(MultiKrum(byzantine=1, keep=3), noise_energy=declared), rows())
+    assert matrix.declared_noise.tolist() == [0.1, 0.2, 0.1, 0.2, 0.2]
+    alone = _matrix(agreed(MultiKrum(byzantine=1, keep=3), noise_energy={"bank_04": 25.0}), rows())
+    assert alone.declared_noise.tolist() == [0.0] * 5
+
+
+def test_a_liar_gains_nothing_by_declaring_noise_and_would_without_the_median() -> None:
+    rng = np.random.default_rng(0)
+    names = [f"bank_{index:02}" for index in range(15)]
+    updates = np.ones((15, 50)) + rng.normal(0, 0.05, (15, 50))
+    updates[12:, 0] += 5 * np.sqrt(50)
+    declared = dict.fromkeys(names[12:], 25.0 * 50)
+    shares = []
+    for energy in (np.array([declared.get(name, 0.0) for name in names]), believed_noise(declared, names)):
+        gram = Gram(names=tuple(names), size=50, products=updates @ updates.T, noise_energy=energy)
+        weights = MultiKrum(byzantine=3, keep=6).mixture(dict.fromkeys(names, 1.0), gram).weights
+        shares.append(sum(weights[name] for name in names[12:]) / sum(weights.values()))
+    assert shares[0] > 0.3
+    assert shares[1] == 0

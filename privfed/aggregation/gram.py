@@ -40,6 +40,17 @@ class Reference:
         """The reference for some of the updates, in the given order."""
         return replace(self, products=self.products[list(rows)])
 
+    def without_noise(self, energy: float) -> Self:
+        """The reference with the squared norm that it has without noise of this expected squared norm.
+
+        Its inner products are right as they are: noise has none with anything else, on average. What is left of the norm is at least a
+        hundredth, because chance can leave less than nothing.
+
+        Args:
+            energy: As `noise_energy` gives it, at least 0.
+        """
+        return replace(self, square=max(self.square - energy, 0.01 * self.square))
+
     def scaled(self, factor: float) -> Self:
         """The inner products with `factor` times the vector."""
         return replace(self, products=self.products * factor, square=self.square * factor**2)
@@ -215,6 +226,23 @@ def gram(
         noise_energy=None if noise_energy is None else np.array([noise_energy[name] for name in names]),
         reference=None if reference is None else Reference(products=products[:count, count], square=float(products[count, count])),
     )
+
+
+def believed_noise(declared: Mapping[str, float], names: Sequence[str]) -> NDArray[np.float64]:
+    """What is believed of the noise that clients declare: no more than half of them have, or declare themselves.
+
+    Whoever declares more noise than it adds is taken to be nearer to the others than it is. So nobody's declaration counts for more than
+    the median of all, which those who tell the truth decide while they are the majority.
+
+    Args:
+        declared: Expected squared norm of the noise in an update, by name; clients that are not named declare none.
+        names: The clients, at least one.
+
+    Returns:
+        Of shape (names,).
+    """
+    energies = np.array([declared.get(name, 0.0) for name in names])
+    return np.minimum(energies, np.median(energies))
 
 
 def noise_energy(

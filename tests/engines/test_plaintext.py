@@ -105,13 +105,14 @@ def test_a_rule_about_a_reference_that_nobody_provides_is_refused(non_private: M
 
 
 def test_declared_noise_is_taken_out_of_the_distances_by_which_a_rule_chooses() -> None:
-    """One client with much noise around the common update: without its declaration, the geometric median turns away from it."""
+    """Clients with noise around the common update, two of them with much: without declarations, the geometric median turns from these."""
     rng = np.random.default_rng(1)
-    rows = {f"bank_{index}": np.full(LAYOUT.size, 0.1) + rng.normal(0, 0.01, LAYOUT.size) for index in range(5)}
-    rows["bank_4"] += rng.normal(0, 0.2, LAYOUT.size)
+    noise = {f"bank_{index}": 0.05 if index < 3 else 0.2 for index in range(5)}
+    rows = {name: np.full(LAYOUT.size, 0.1) + rng.normal(0, deviation, LAYOUT.size) for name, deviation in noise.items()}
+    declared = dict.fromkeys(noise, 0.2**2 * LAYOUT.size)
     share = {}
-    for energy in (0.0, 0.2**2 * LAYOUT.size):
-        result = combined(rows, GeometricMedian(), noise_energy={"bank_4": energy})
-        share[energy] = result.coefficients["bank_4"] / sum(result.coefficients.values())
-    assert share[0.0] < 0.1
-    assert min(share.values()) * 1.5 < max(share.values())
+    for energies in ({}, declared):
+        result = combined(rows, GeometricMedian(), noise_energy=energies)
+        share[len(energies)] = sum(result.coefficients[name] for name in ("bank_3", "bank_4")) / sum(result.coefficients.values())
+    assert share[0] < 0.2
+    assert share[5] > 1.3 * share[0]
