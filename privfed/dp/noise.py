@@ -66,6 +66,8 @@ def with_tail(uniform: NDArray[np.float64], draw: Callable[[int], NDArray[np.flo
         The same array: each number is moved by less than 2^-53, and only if it is below 2^-32.
     """
     unit = 2.0**-53
+    if not uniform.size or float(uniform.min()) >= _FEW_DIGITS * unit:
+        return uniform
     small = np.flatnonzero(uniform < _FEW_DIGITS * unit)
     while small.size and unit > _LEAST_UNIT:
         uniform[small] -= (1.0 - draw(small.size)) * unit

@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -139,6 +141,10 @@ class CompiledBookKeeping(ReluNetworkBookKeeping):
     @property
     def shapes(self) -> Sequence[int]:
         return (self._compiled.capacity,)
+
+    def whole_blocks(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The indices themselves: the function takes how many are records."""
+        return indices
 
     def _at_once(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum | None:
         if 0 < len(features) <= self._compiled.capacity:

@@ -17,7 +17,6 @@ refuses a model for which that is not so on this machine (see `steady`). So what
 """
 
 import copy
-import itertools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -290,16 +289,18 @@ def _descend_privately(
     """Trains a model in place and returns how many gradients were zeroed for being NaN or infinite."""
     weights: Any = join_parameters(model)  # Any, because Opacus hangs its results on it as attributes
     start = flat([weights])
+    parameters = list(trainable_parameters(model).values())
+    places = [parameter.data_ptr() for parameter in parameters]
     norm, capacity, adaptive = mechanism.initial_norm, mechanism.batch_capacity, mechanism.adaptive_clipping
     gradients = _clipped_gradients(model, loss=loss, max_grad_norm=norm, inputs=features.shape[1], compiled=compiled)
     optimizer = _NoisingOptimizer(weights, mechanism=mechanism, rounding=gradients.rounding, randomness=randomness)
     zeroed = 0
     for indices in randomness.poisson_batches(len(labels), sample_rate=mechanism.sample_rate, steps=mechanism.steps):
         taken = indices if capacity is None or len(indices) <= capacity else randomness.subset(indices, capacity)
-        batch = torch.from_numpy(taken)
+        batch = torch.from_numpy(gradients.whole_blocks(taken))
         known = weights.detach().clone()
-        clipped = gradients.sum(features.index_select(0, batch), labels.index_select(0, batch))
-        _check_unmoved(model, weights, known)
+        clipped = gradients.sum(features.index_select(0, batch), labels.index_select(0, batch), count=len(taken))
+        _check_unmoved(weights, known, places, parameters)
         weights.summed_grad = clipped.values
         zeroed += clipped.zeroed
         optimizer.pre_step()
@@ -315,14 +316,10 @@ def _descend_privately(
     return zeroed
 
 
-def _check_unmoved(model: nn.Module, weights: torch.Tensor, known: torch.Tensor) -> None:
+def _check_unmoved(weights: torch.Tensor, known: torch.Tensor, places: Sequence[int], parameters: Sequence[nn.Parameter]) -> None:
     """Refuses a model whose weights moved, or were exchanged, while records went through: no noise would cover that."""
-    start = weights.data_ptr()
-    own = (parameter.data_ptr() - start for parameter in trainable_parameters(model).values())
-    expected = itertools.accumulate((4 * parameter.numel() for parameter in trainable_parameters(model).values()), initial=0)
-    if not torch.equal(weights.detach().view(torch.int32), known.view(torch.int32)) or any(
-        a != b for a, b in zip(own, expected, strict=False)
-    ):
+    moved = not torch.equal(weights.detach().view(torch.int32), known.view(torch.int32))
+    if moved or [parameter.data_ptr() for parameter in parameters] != places:
         raise UnsupportedModelError(
             "the model moved its own weights while records went through, which no noise covers; no update was made; what was charged stays "
             "charged; take out what writes to weights, such as max_norm of nn.Embedding"

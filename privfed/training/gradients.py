@@ -8,7 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from privfed.training.steady import ROWS, filled_up, is_steady, one_thread
@@ -143,7 +145,7 @@ class ClippedGradients(ABC):
         with one_thread():
             return is_steady(self._pieces, features, labels, shapes=shapes)
 
-    def sum(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
+    def sum(self, features: torch.Tensor, labels: torch.Tensor, *, count: int | None = None) -> ClippedSum:
         """The sum of the records' gradients, each scaled to a norm of at most max_grad_norm over all parameters together.
 
         A large batch takes several passes, of records enough to fit into memory. They are summed here, before anything else can
@@ -152,13 +154,27 @@ class ClippedGradients(ABC):
         Args:
             features: Of shape (records, columns), float32; possibly no record. Private.
             labels: Of shape (records,). Private.
+            count: How many of them are records, the first ones, if `whole_blocks` chose them; left out, all. Private.
 
         Raises:
             UnsupportedModelError: If the model does something else with these records than with those of `check`.
         """
         with one_thread():
+            if count is not None and 0 < len(features) <= self.shapes[-1] and len(features) % self.shapes[0] == 0:
+                total = torch.zeros(self.size, dtype=torch.float64)
+                return ClippedSum(total, *self._add([piece[:count] for piece in self._pieces(features, labels)], total))
+            features, labels = features[:count], labels[:count]
             at_once = self._at_once(features, labels)
             return self._in_passes(features, labels) if at_once is None else at_once
+
+    def whole_blocks(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The indices of a batch, and the last one again until a pass is full: what is chosen by them need not be copied again.
+
+        Args:
+            indices: Of shape (records,), possibly none. Private.
+        """
+        missing = -len(indices) % self.shapes[0]
+        return np.pad(indices, (0, missing), mode="edge") if missing and len(indices) else indices
 
     def _in_passes(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
         total = torch.zeros(self.size, dtype=torch.float64)

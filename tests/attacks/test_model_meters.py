@@ -75,18 +75,19 @@ def test_right_clipping_passes_and_missing_clipping_is_found(path: str) -> None:
 def test_clipping_each_layer_for_itself_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = copies("convolutions")
 
-    def per_layer(own, features, labels, total):
+    def per_layer(own, features, labels, *, count=None):
+        features, labels, total = features[:count], labels[:count], torch.zeros(own.size, dtype=torch.float64)
         rows = own.of_records(features, labels).double()
         parts = total.split(own._sizes)
         for index, row in enumerate(rows.split(own._sizes, dim=1)):
             factors = gradients.clip_factors(row.norm(dim=1), max_grad_norm=own.max_grad_norm)
             parts[index].addmv_(row.T, factors)
-        return rows.norm(dim=1), 0
+        return gradients.ClippedSum(total, rows.norm(dim=1), 0)
 
     # Training compares its sums with such of single records beforehand, and would refuse: here the meter is to find it alone.
     monkeypatch.setattr(dpsgd, "_check_gradients", lambda *_, **__: None)
     assert run(probe, probe.mechanism).fault is None
-    monkeypatch.setattr(dpsgd._HookedGradients, "_pass", per_layer)
+    monkeypatch.setattr(dpsgd._HookedGradients, "sum", per_layer)
     assert run(probe, probe.mechanism).fault.startswith("records weigh more")
 
 

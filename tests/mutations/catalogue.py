@@ -607,7 +607,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "a model may move its own weights in a step",
         "privfed/training/dpsgd.py",
-        "        _check_unmoved(model, weights, known)\n",
+        "        _check_unmoved(weights, known, places, parameters)\n",
         "",
         ("tests/training/test_memory.py",),
     ),

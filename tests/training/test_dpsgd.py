@@ -334,23 +334,33 @@ def scaled_sum(rows: torch.Tensor, factors: torch.Tensor) -> ClippedSum:
     return ClippedSum(factors @ rows, rows.norm(dim=1), 0)
 
 
-def no_clipping(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
+def no_clipping(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor, *, count: int | None = None) -> ClippedSum:
+    features, labels = features[:count], labels[:count]
     rows = gradients.of_records(features, labels).double()
     return scaled_sum(rows, torch.ones(len(rows), dtype=torch.float64))
 
 
-def clipping_the_batch(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
+def clipping_the_batch(
+    gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor, *, count: int | None = None
+) -> ClippedSum:
+    features, labels = features[:count], labels[:count]
     rows = gradients.of_records(features, labels).double()
     factor = (gradients.max_grad_norm * len(features) / rows.sum(dim=0).norm()).clamp(max=1.0)
     return scaled_sum(rows, factor.expand(len(rows)))
 
 
-def clipping_to_another_norm(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
+def clipping_to_another_norm(
+    gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor, *, count: int | None = None
+) -> ClippedSum:
+    features, labels = features[:count], labels[:count]
     rows = gradients.of_records(features, labels).double()
     return scaled_sum(rows, 1.5 * gradients.max_grad_norm / rows.norm(dim=1).clamp(min=gradients.max_grad_norm))
 
 
-def division_by_the_actual_size(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
+def division_by_the_actual_size(
+    gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor, *, count: int | None = None
+) -> ClippedSum:
+    features, labels = features[:count], labels[:count]
     rows = gradients.of_records(features, labels).double()
     factors = gradients.max_grad_norm / rows.norm(dim=1).clamp(min=gradients.max_grad_norm)
     return scaled_sum(rows, len(CROWD) / len(features) * factors)

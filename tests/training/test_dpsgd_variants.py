@@ -57,8 +57,8 @@ def clipped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, ClippedSum]]:
     seen: list[tuple[float, ClippedSum]] = []
     whole = ClippedGradients.sum
 
-    def watched(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
-        seen.append((gradients.max_grad_norm, whole(gradients, features, labels)))
+    def watched(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor, *, count: int | None = None) -> ClippedSum:
+        seen.append((gradients.max_grad_norm, whole(gradients, features, labels, count=count)))
         return seen[-1][1]
 
     monkeypatch.setattr(dpsgd, "check", lambda *_, **__: None)
@@ -120,7 +120,8 @@ def half_the_noise(optimizer: dpsgd._NoisingOptimizer) -> None:
     optimizer.noise_multiplier = stated
 
 
-def no_clipping(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
+def no_clipping(gradients: ClippedGradients, features: torch.Tensor, labels: torch.Tensor, *, count: int | None = None) -> ClippedSum:
+    features, labels = features[:count], labels[:count]
     rows = gradients.of_records(features, labels).double()
     return ClippedSum(rows.sum(dim=0), rows.norm(dim=1), 0)
 

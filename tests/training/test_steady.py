@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from privfed.errors import UnsupportedModelError
 from privfed.training import dpsgd, gradients, steady
-from privfed.training.compiled import CompiledBookKeeping, compile_sum
+from privfed.training.bookkeeping import BookKeeping
+from privfed.training.compiled import compile_sum
 from privfed.training.dpsgd import _clipped_gradients, check, train
 from privfed.training.gradients import ClippedGradients
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy, cross_entropy
@@ -185,11 +186,8 @@ def test_however_many_threads_torch_has_gradients_are_computed_by_one(threads: i
     seen: list[int] = []
     module = seeded(lambda: kinked(17))
     samples = samples_of(np.zeros((4, COLUMNS)), np.arange(4) % 2)
-    for kind in (gradients.ClippedGradients, CompiledBookKeeping):
-        inner = kind._at_once
-        monkeypatch.setattr(
-            kind, "_at_once", lambda self, *rest, inner=inner: (seen.append(torch.get_num_threads()), inner(self, *rest))[1]
-        )
+    add = BookKeeping._add
+    monkeypatch.setattr(BookKeeping, "_add", lambda self, *rest: (seen.append(torch.get_num_threads()), add(self, *rest))[1])
     torch.set_num_threads(threads)
     try:
         train(module, values_of(module), samples, mechanism=MECHANISM, loss=binary_cross_entropy)
@@ -274,3 +272,17 @@ def test_passes_are_filled_up_with_the_first_record_and_layers_with_zeros() -> N
     assert widened(records, 4, 3).tolist() == [[0, 1, 0], [2, 3, 0], [4, 5, 0], [0, 0, 0]]
     assert widened(records, 3, 2) is records
     assert ROWS == steady.ROWS == 64
+
+
+def test_batches_that_are_chosen_in_whole_blocks_have_the_sum_of_their_records_bit_for_bit() -> None:
+    table, labels = torch.randn(2000, COLUMNS), torch.arange(2000) % 2
+    source = _clipped_gradients(seeded(lambda: kinked(8)), loss=binary_cross_entropy, max_grad_norm=BOUND, inputs=COLUMNS)
+    for records in (0, 1, 63, 64, 65, 500, 1024, 1025, 1500):
+        indices = np.arange(records)
+        batch = torch.from_numpy(source.whole_blocks(indices))
+        assert batch[:records].tolist() == indices.tolist()
+        whole = source.sum(table[batch], labels[batch], count=records)
+        expected = source.sum(table[:records], labels[:records])
+        assert torch.equal(whole.values, expected.values)
+        assert torch.equal(whole.norms, expected.norms)
+        assert len(whole.norms) == records
