@@ -185,7 +185,7 @@ def test_a_neuron_that_is_dead_under_the_model_s_own_weights_is_looked_at_all_th
 def test_however_many_threads_torch_has_gradients_are_computed_by_one(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     module = seeded(lambda: kinked(17))
-    samples = samples_of(np.zeros((4, COLUMNS)), np.arange(4) % 2)
+    samples = samples_of(np.zeros((400, COLUMNS)), np.arange(400) % 2)
     add = BookKeeping._add
     monkeypatch.setattr(BookKeeping, "_add", lambda self, *rest: (seen.append(torch.get_num_threads()), add(self, *rest))[1])
     torch.set_num_threads(threads)
