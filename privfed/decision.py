@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from privfed.aggregation.gram import Gram, Reference, believed_noise
+from privfed.aggregation.gram import Gram, Reference
 from privfed.aggregation.mixture import Mixture
 from privfed.aggregation.rules import CumulativeRule
 from privfed.agreement import Agreement, NamedRule
@@ -182,11 +182,10 @@ def checked_gram(agreement: Agreement, participants: Sequence[str], products: ND
         if squares[row] > longest:
             raise ValueError("expected a reference within the bound, got a longer one")
         reference = Reference(products=products[row, places], square=max(float(squares[row]), 0.0))
-        reference = reference.without_noise(agreement.noise_energy.get(agreement.validator.name, 0.0))
     matrix = products[np.ix_(places, places)].copy()
     np.fill_diagonal(matrix, np.maximum(np.diag(matrix), 0.0))
-    energy = believed_noise(agreement.noise_energy, kept)
-    return Gram(names=tuple(kept), size=size, products=matrix, noise_energy=energy, reference=reference)
+    gram = Gram(names=tuple(kept), size=size, products=matrix, reference=reference)
+    return gram.with_declared_noise(agreement.noise_energy, reference=None if agreement.validator is None else agreement.validator.name)
 
 
 def _within_bound(agreement: Agreement, params: ProductParams, participants: Sequence[str], products: NDArray[np.float64]) -> list[str]:

@@ -1,13 +1,14 @@
 """What openers make of inner products: weights that the policy allows, the weights before, or nothing."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from privfed.aggregation.coordinatewise import Krum
-from privfed.aggregation.gram import Gram, believed_noise
+from privfed.aggregation.gram import Gram
 from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
 from privfed.aggregation.rules import FedAvg, MultiKrum
 from privfed.agreement import Agreement, NamedRule, OpeningPolicy, Validator, decode_agreement, encode_agreement
@@ -279,8 +280,9 @@ def test_a_liar_gains_nothing_by_declaring_noise_and_would_without_the_median() 
     updates[12:, 0] += 5 * np.sqrt(50)
     declared = dict.fromkeys(names[12:], 25.0 * 50)
     shares = []
-    for energy in (np.array([declared.get(name, 0.0) for name in names]), believed_noise(declared, names)):
-        gram = Gram(names=tuple(names), size=50, products=updates @ updates.T, noise_energy=energy)
+    matrix = Gram(names=tuple(names), size=50, products=updates @ updates.T)
+    credulous = replace(matrix, noise_energy=np.array([declared.get(name, 0.0) for name in names]))
+    for gram in (credulous, matrix.with_declared_noise(declared, reference=None)):
         weights = MultiKrum(byzantine=3, keep=6).mixture(dict.fromkeys(names, 1.0), gram).weights
         shares.append(sum(weights[name] for name in names[12:]) / sum(weights.values()))
     assert shares[0] > 0.3

@@ -172,6 +172,22 @@ class Gram:
             raise ValueError("expected a Gram matrix with a reference, got one without")
         return self.reference
 
+    def with_declared_noise(self, declared: Mapping[str, float], *, reference: str | None) -> Self:
+        """The same matrix, with what is believed of the noise that clients declare, and without that of the reference.
+
+        Whoever declares more noise than it adds is taken to be nearer to the others than it is. So nobody's declaration counts for more
+        than the median of all, which those who tell the truth decide while they are the majority.
+
+        Args:
+            declared: Expected squared norm of the noise in an update, by name; clients that are not named declare none.
+            reference: Whose update the reference is; None where there is none.
+        """
+        energies = np.array([declared.get(name, 0.0) for name in self.names])
+        known = self.reference
+        if known is not None and reference is not None:
+            known = known.without_noise(declared.get(reference, 0.0))
+        return replace(self, noise_energy=np.minimum(energies, np.median(energies)), reference=known)
+
     def __repr__(self) -> str:
         return f"Gram(clients={len(self.names)}, reference={self.reference is not None})"
 
@@ -226,23 +242,6 @@ def gram(
         noise_energy=None if noise_energy is None else np.array([noise_energy[name] for name in names]),
         reference=None if reference is None else Reference(products=products[:count, count], square=float(products[count, count])),
     )
-
-
-def believed_noise(declared: Mapping[str, float], names: Sequence[str]) -> NDArray[np.float64]:
-    """What is believed of the noise that clients declare: no more than half of them have, or declare themselves.
-
-    Whoever declares more noise than it adds is taken to be nearer to the others than it is. So nobody's declaration counts for more than
-    the median of all, which those who tell the truth decide while they are the majority.
-
-    Args:
-        declared: Expected squared norm of the noise in an update, by name; clients that are not named declare none.
-        names: The clients, at least one.
-
-    Returns:
-        Of shape (names,).
-    """
-    energies = np.array([declared.get(name, 0.0) for name in names])
-    return np.minimum(energies, np.median(energies))
 
 
 def noise_energy(

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from privfed.aggregation.gram import believed_noise, gram
+from privfed.aggregation.gram import gram
 from privfed.aggregation.mixture import Mixture
 from privfed.aggregation.rules import CumulativeRule, PlaintextRule, Rule
 from privfed.agreement import SESSION_BYTES, OpeningPolicy
@@ -88,10 +88,7 @@ def combine(
     if rule.needs_gram is True:
         updates = {name: PlainVector(layout=layout, values=dequantise(grid, 1, params)) for name, grid in grids.items()}
         reference = None if validator is None else updates.pop(validator)
-        believed = believed_noise(noise_energy, list(updates))
-        matrix = gram(updates, reference=reference, noise_energy=dict(zip(updates, believed.tolist(), strict=True)))
-        if matrix.reference is not None and validator is not None:
-            matrix = replace(matrix, reference=matrix.reference.without_noise(noise_energy.get(validator, 0.0)))
+        matrix = gram(updates, reference=reference).with_declared_noise(noise_energy, reference=validator)
         if isinstance(rule, CumulativeRule):
             after, mixture = rule.step(scores, matrix)
         else:

@@ -146,7 +146,7 @@ class CompiledBookKeeping(ReluNetworkBookKeeping):
         """The indices themselves: the function takes how many are records."""
         return indices
 
-    def _at_once(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum | None:
+    def _at_once(self, features: torch.Tensor, labels: torch.Tensor, count: int | None) -> ClippedSum | None:  # noqa: ARG002 (it is all of them)
         if 0 < len(features) <= self._compiled.capacity:
             total, norms, longest, *_ = self._run(features, labels)
             if float(longest) <= self._longest:  # not if it is NaN

@@ -110,14 +110,12 @@ class ClippedGradients(ABC):
     def _add(self, pieces: list[torch.Tensor], total: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Adds the clipped gradients that consist of these pieces to `total`; returns their norms before, and how many were zeroed."""
 
-    def _at_once(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum | None:
-        """The sum, if there is a way that is faster than passes."""
-        del features, labels
-        return None
-
-    def _pass(self, features: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """As `_add`, from records that fit into one pass."""
-        return self._add(self._pieces_of(features, labels), total)
+    def _at_once(self, features: torch.Tensor, labels: torch.Tensor, count: int | None) -> ClippedSum | None:
+        """The sum, if the records need not be copied for it: they were chosen in whole blocks, enough for one pass."""
+        if count is None or len(features) not in self.shapes:
+            return None
+        total = torch.zeros(self.size, dtype=torch.float64)
+        return ClippedSum(total, *self._add([piece[:count] for piece in self._pieces(features, labels)], total))
 
     def _pieces_of(self, features: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
         """As `_pieces`, of records that are filled up to whole blocks for it."""
@@ -160,12 +158,8 @@ class ClippedGradients(ABC):
             UnsupportedModelError: If the model does something else with these records than with those of `check`.
         """
         with one_thread():
-            if count is not None and 0 < len(features) <= self.shapes[-1] and len(features) % self.shapes[0] == 0:
-                total = torch.zeros(self.size, dtype=torch.float64)
-                return ClippedSum(total, *self._add([piece[:count] for piece in self._pieces(features, labels)], total))
-            features, labels = features[:count], labels[:count]
-            at_once = self._at_once(features, labels)
-            return self._in_passes(features, labels) if at_once is None else at_once
+            at_once = self._at_once(features, labels, count)
+            return self._in_passes(features[:count], labels[:count]) if at_once is None else at_once
 
     def whole_blocks(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The indices of a batch, and the last one again until a pass is full: what is chosen by them need not be copied again.
@@ -182,7 +176,7 @@ class ClippedGradients(ABC):
         most = self.shapes[-1]
         for start in range(0, len(features), most):
             part, part_labels = features[start : start + most], labels[start : start + most]
-            of_part, broken = self._pass(part, part_labels, total)
+            of_part, broken = self._add(self._pieces_of(part, part_labels), total)
             norms.append(of_part)
             zeroed += broken
         return ClippedSum(total, torch.cat(norms), zeroed)

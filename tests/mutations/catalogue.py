@@ -614,8 +614,8 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "openers forget the noise that clients declared",
         "privfed/decision.py",
-        "products=matrix, noise_energy=energy, reference=reference",
-        "products=matrix, reference=reference",
+        "gram.with_declared_noise(agreement.noise_energy,",
+        "gram.with_declared_noise({},",
         ("tests/engines/test_scored_rounds.py",),
     ),
 )
