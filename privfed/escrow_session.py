@@ -6,11 +6,11 @@ from pathlib import Path
 from privfed.agreement import Agreement, RoundContext
 from privfed.client import Trainer
 from privfed.digest import hash_message
-from privfed.errors import AgreementMismatchError, DamagedFileError, OpeningRefusedError, PrivFedError
+from privfed.errors import DamagedFileError, OpeningRefusedError, PrivFedError
 from privfed.identity import Identity
 from privfed.keys.party import Party
 from privfed.protect import Protected, protect
-from privfed.session import ClientSession, outbox_name
+from privfed.session import ClientSession, agreed_trust, outbox_name
 from privfed.trust import EscrowTrust
 from privfed.update import PlainVector, Update
 from privfed.wire_commit import decode_commitments, encode_commitment
@@ -38,12 +38,7 @@ class EscrowSession(ClientSession):
     def __init__(
         self, *, trainer: Trainer, identity: Identity, party: Party, agreement: Agreement, start: PlainVector, directory: Path
     ) -> None:
-        trust = agreement.trust
-        if not isinstance(trust, EscrowTrust) or trust.encryption_keys.get(party.name) != party.public.encryption_key:
-            raise AgreementMismatchError(
-                f"{party.name!r} has another encryption key or trust mode than the agreement names for it; nothing was done; begin with "
-                "what was agreed, or agree anew"
-            )
+        trust = agreed_trust(EscrowTrust, party=party, identity=identity, agreement=agreement)
         super().__init__(trainer=trainer, identity=identity, agreement=agreement, keys=None, start=start, directory=directory)
         self.party = party
         self._trust = trust

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from privfed.aggregation.rules import CumulativeRule
 from privfed.agreement import Agreement, RoundContext
@@ -27,9 +27,11 @@ from privfed.files import FolderLock, make_folder, sweep
 from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.keys.chain import KeyChain
+from privfed.keys.party import Party
 from privfed.protect import Protected, protect, round_key
 from privfed.spool import Spool
 from privfed.state import ModelState, ModelStore
+from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import Aggregate, PlainVector, Update
 from privfed.wire import MAX_STATEMENT_BYTES, decode_upload, encode_abort, encode_setup, encode_upload, upload_statement
 from privfed.wire_aggregate import SignedHeads
@@ -359,6 +361,32 @@ class ClientSession:
         if isinstance(self._keys, KeyChain) and self._state.rounds:
             self._round_key = None
             self._keys.erase_through(self._state.rounds[-1])
+
+
+_Trust = TypeVar("_Trust", ThresholdTrust, EscrowTrust)
+
+
+def agreed_trust(kind: type[_Trust], *, party: Party, identity: Identity, agreement: Agreement) -> _Trust:
+    """The trust mode of a session, if it is of this kind, and names the keys of this client.
+
+    Args:
+        kind: What the client can take part in.
+        party: Its keys. Secret.
+        identity: Its signing key.
+        agreement: What the session agreed on.
+
+    Raises:
+        AgreementMismatchError: If it is not, or does not, or the keys belong to another identity. Nothing was done.
+    """
+    trust = agreement.trust
+    if not isinstance(trust, kind) or trust.encryption_keys.get(party.name) != party.public.encryption_key:
+        raise AgreementMismatchError(
+            f"{party.name!r} has another encryption key or trust mode than the agreement names for it; nothing was done; begin with "
+            "what was agreed, or agree anew"
+        )
+    if party.public.identity != identity.public:
+        raise AgreementMismatchError(f"the keys of {party.name!r} belong to another identity; nothing was done")
+    return trust
 
 
 def _check_agreed(

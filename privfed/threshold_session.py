@@ -5,13 +5,13 @@ from pathlib import Path
 from privfed.agreement import Agreement, RoundContext
 from privfed.approval import Answer
 from privfed.client import Trainer
-from privfed.errors import AgreementMismatchError, KeyErasedError, OpeningRefusedError
+from privfed.errors import KeyErasedError, OpeningRefusedError
 from privfed.he.threshold import key_id
 from privfed.he.threshold_secret import SummandKey
 from privfed.identity import Identity
 from privfed.keys.party import Party
 from privfed.protect import Protected, protect
-from privfed.session import ClientSession, outbox_name
+from privfed.session import ClientSession, agreed_trust, outbox_name
 from privfed.sharing import answer, check_shares, deal
 from privfed.trust import ThresholdTrust
 from privfed.update import PlainVector, Update
@@ -40,14 +40,7 @@ class ThresholdSession(ClientSession):
     def __init__(
         self, *, trainer: Trainer, identity: Identity, party: Party, agreement: Agreement, start: PlainVector, directory: Path
     ) -> None:
-        trust = agreement.trust
-        if not isinstance(trust, ThresholdTrust) or trust.encryption_keys.get(party.name) != party.public.encryption_key:
-            raise AgreementMismatchError(
-                f"{party.name!r} has another encryption key or trust mode than the agreement names for it; nothing was done; begin with "
-                "what was agreed, or agree anew"
-            )
-        if party.public.identity != identity.public:
-            raise AgreementMismatchError(f"the keys of {party.name!r} belong to another identity; nothing was done")
+        trust = agreed_trust(ThresholdTrust, party=party, identity=identity, agreement=agreement)
         super().__init__(trainer=trainer, identity=identity, agreement=agreement, keys=None, start=start, directory=directory)
         self._party = party
         self._trust = trust

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from privfed.errors import InvalidMessageError
 from privfed.he.params import CkksParams, word_bytes
 from privfed.he.product_params import ProductParams
+from privfed.update import Layout
 
 _LIMB_BITS = 30
 _LIMB = np.uint64((1 << _LIMB_BITS) - 1)
@@ -141,6 +142,23 @@ def interpolate(values: NDArray[np.complex128]) -> NDArray[np.float64]:
     everywhere[indices] = np.where(conjugate, values.conj(), values)
     halves = np.fft.fft(everywhere, norm="forward") * roots.conj()
     return np.concatenate((halves.real, halves.imag))
+
+
+def check_grid(grid: NDArray[np.int64], layout: Layout, params: CkksParams) -> None:
+    """Refuses what is no vector of grid points that the parameters have room for, before a key is used on it.
+
+    Args:
+        grid: Grid points from `quantise`, of shape (layout.size,), at most `params.largest_point` in absolute value. Private.
+        layout: Layout of the vector.
+        params: Parameters of the session or round.
+
+    Raises:
+        ValueError: If the grid has another shape or type, or a point is too large.
+    """
+    if grid.dtype != np.int64 or grid.shape != (layout.size,):
+        raise ValueError(f"expected int64 grid points of shape ({layout.size},), got {grid.dtype} of shape {grid.shape}")
+    if grid.max() > params.largest_point or grid.min() < -params.largest_point:
+        raise ValueError("expected grid points within the amplitude, got one beyond it; nothing was encrypted")
 
 
 def spread(grid: NDArray[np.int64], params: CkksParams) -> NDArray[np.int64]:

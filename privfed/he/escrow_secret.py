@@ -1,32 +1,27 @@
 """Encryption to a key holder: the holder's key, and encryption itself, which needs its public half alone."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Self, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privfed.errors import InvalidMessageError, RoundMismatchError
-from privfed.files import create, read_private
 from privfed.he import _seal_public
-from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive, encrypt_to
+from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, derive, encrypt_to
 from privfed.he.additive import CkksVector
-from privfed.he.codec import pack_polynomials, pack_words, spread, unpack_words
+from privfed.he.codec import check_grid, pack_polynomials, pack_words, spread, unpack_words
 from privfed.he.escrow import WholeVector, public_key_id, unpack_public_key
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
-from privfed.he.secret import grid_points
+from privfed.he.secret import StoredSecret, grid_points
 from privfed.update import Layout
 
-SECRET_BYTES = 32
-_FILE_HEADER = b"privfed escrow key v1\n"
 _CHUNKS_AT_ONCE = 8
 
 
 @final
-class EscrowKey(Secret):
+class EscrowKey(StoredSecret):
     """The secret of the one key holder; neither a client nor the server has it. It cannot be printed, copied or pickled.
 
     Args:
@@ -37,44 +32,8 @@ class EscrowKey(Secret):
         EscrowKey(<secret>)
     """
 
-    __slots__ = ("_secret",)
-
-    def __init__(self, *, secret: bytes) -> None:
-        if len(secret) != SECRET_BYTES:
-            raise ValueError(f"expected a secret of {SECRET_BYTES} bytes, got {len(secret)}")
-        self._secret = bytes(secret)
-
-    @classmethod
-    def generate(cls) -> Self:
-        """A new key from the operating system's generator."""
-        return cls(secret=os.urandom(SECRET_BYTES))
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Reads a file that `save` wrote.
-
-        Raises:
-            PermissionError: If others than the owner may read the file.
-            ValueError: If the file holds something else.
-        """
-        data = read_private(path, most=len(_FILE_HEADER) + SECRET_BYTES + 1)
-        if not data.startswith(_FILE_HEADER) or len(data) != len(_FILE_HEADER) + SECRET_BYTES:
-            raise ValueError(f"expected an escrow key in {path.name}, got something else")
-        return cls(secret=data[len(_FILE_HEADER) :])
-
-    def save(self, path: Path) -> None:
-        """Writes the key, mode 0600, never over an existing file.
-
-        Raises:
-            FileExistsError: If there is one.
-        """
-        create(path, _FILE_HEADER + self._secret)
-
-    @property
-    def fingerprint(self) -> str:
-        """What people compare to see that it is the same key: 8 groups of 8 hexadecimal digits. Public."""
-        digits = derive(self._secret, 32, b"privfed escrow key fingerprint v1").hex()
-        return " ".join(digits[i : i + 8] for i in range(0, 64, 8))
+    __slots__ = ()
+    _named = "escrow key"
 
     def public_key(self, *, session: bytes, params: CkksParams) -> bytes:
         """The public half for one session: two packed polynomials, an encryption of zero. Another one each time; any will do. Public.
@@ -127,10 +86,7 @@ def encrypt_to_holder(grid: NDArray[np.int64], layout: Layout, params: CkksParam
         ValueError: If the grid has another shape or type, or a point is too large.
         RoundMismatchError: If the public key is none for these parameters.
     """
-    if grid.dtype != np.int64 or grid.shape != (layout.size,):
-        raise ValueError(f"expected int64 grid points of shape ({layout.size},), got {grid.dtype} of shape {grid.shape}")
-    if grid.max() > params.largest_point or grid.min() < -params.largest_point:
-        raise ValueError("expected grid points within the amplitude, got one beyond it; nothing was encrypted")
+    check_grid(grid, layout, params)
     try:
         key = unpack_public_key(public_key, params)
     except InvalidMessageError:

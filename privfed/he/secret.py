@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from privfed.files import create, read_private
 from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive
 from privfed.he.additive import CkksVector, SeededSum, check_coefficients
-from privfed.he.codec import gather, pack_polynomials, pack_words, spread, unpack_words
+from privfed.he.codec import check_grid, gather, pack_polynomials, pack_words, spread, unpack_words
 from privfed.he.params import KEY_ID_BYTES, SEED_BYTES, CkksParams, transform_roundoff
 from privfed.he.product_params import ProductParams
 from privfed.he.sketch import arranged, restored
@@ -34,7 +34,6 @@ from privfed.he.tags import TAG_SECRET_BYTES, TagKey, Tags
 from privfed.update import Layout
 
 SECRET_BYTES = 32
-_FILE_HEADER = b"privfed shared key v1\n"
 # The mean square of n noise terms stays within this share of its expectation, but for a probability of 2^-60 per chunk. See
 # `_is_residual_of`.
 _MEAN_SQUARE_TOLERANCE, _MEAN_SQUARE_TOLERANCE_OF_PRODUCTS = 0.25, 0.5
@@ -116,8 +115,64 @@ class RoundKey(Secret):
         return pack_polynomials(self._ring_key.public_key_of(self._public_seed), params.key_moduli, params.poly_modulus_degree)
 
 
+class StoredSecret(Secret):
+    """32 secret bytes that a person keeps in a file and compares by fingerprint. It cannot be printed, copied or pickled.
+
+    Args:
+        secret: 32 bytes from the operating system's generator.
+    """
+
+    __slots__ = ("_secret",)
+    _named: ClassVar[str]
+
+    def __init__(self, *, secret: bytes) -> None:
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"expected a secret of {SECRET_BYTES} bytes, got {len(secret)}")
+        self._secret = bytes(secret)
+
+    @classmethod
+    def generate(cls) -> Self:
+        """A new key from the operating system's generator."""
+        return cls(secret=os.urandom(SECRET_BYTES))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads a file that `save` wrote.
+
+        Raises:
+            PermissionError: If others than the owner may read the file.
+            ValueError: If the file holds something else.
+        """
+        header = cls._header()
+        data = read_private(path, most=len(header) + SECRET_BYTES + 1)
+        if not data.startswith(header) or len(data) != len(header) + SECRET_BYTES:
+            raise ValueError(f"expected {'an' if cls._named[0] in 'aeiou' else 'a'} {cls._named} in {path.name}, got something else")
+        return cls(secret=data[len(header) :])
+
+    def save(self, path: Path) -> None:
+        """Writes the key, mode 0600, never over an existing file.
+
+        Raises:
+            FileExistsError: If there is one.
+        """
+        create(path, self._header() + self._secret)
+
+    @property
+    def fingerprint(self) -> str:
+        """What people compare to see that it is the same key: 8 groups of 8 hexadecimal digits. Public.
+
+        Derived from the key by HKDF under a label of its own, so it says nothing about the key or about a round key.
+        """
+        digits = derive(self._secret, 32, f"privfed {self._named} fingerprint v1".encode()).hex()
+        return " ".join(digits[i : i + 8] for i in range(0, 64, 8))
+
+    @classmethod
+    def _header(cls) -> bytes:
+        return f"privfed {cls._named} v1\n".encode()
+
+
 @final
-class SharedKey(Secret):
+class SharedKey(StoredSecret):
     """The secret that the clients share and the server never sees. It cannot be printed, copied or pickled.
 
     Python cannot promise to erase it from memory: copies may stay there until the process ends.
@@ -133,17 +188,8 @@ class SharedKey(Secret):
         False
     """
 
-    __slots__ = ("_secret",)
-
-    def __init__(self, *, secret: bytes) -> None:
-        if len(secret) != SECRET_BYTES:
-            raise ValueError(f"expected a secret of {SECRET_BYTES} bytes, got {len(secret)}")
-        self._secret = bytes(secret)
-
-    @classmethod
-    def generate(cls) -> Self:
-        """A new key from the operating system's generator."""
-        return cls(secret=os.urandom(SECRET_BYTES))
+    __slots__ = ()
+    _named = "shared key"
 
     @classmethod
     def from_bytes(cls, secret: bytes) -> Self:
@@ -153,36 +199,6 @@ class SharedKey(Secret):
             ValueError: If they are not 32.
         """
         return cls(secret=secret)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Reads a file that `save` wrote.
-
-        Raises:
-            PermissionError: If others than the owner may read the file.
-            ValueError: If the file holds something else.
-        """
-        data = read_private(path, most=len(_FILE_HEADER) + SECRET_BYTES + 1)
-        if not data.startswith(_FILE_HEADER) or len(data) != len(_FILE_HEADER) + SECRET_BYTES:
-            raise ValueError(f"expected a shared key in {path.name}, got something else")
-        return cls(secret=data[len(_FILE_HEADER) :])
-
-    def save(self, path: Path) -> None:
-        """Writes the key, mode 0600, never over an existing file.
-
-        Raises:
-            FileExistsError: If there is one.
-        """
-        create(path, _FILE_HEADER + self._secret)
-
-    @property
-    def fingerprint(self) -> str:
-        """What people compare to see that they hold the same key: 8 groups of 8 hexadecimal digits. Public.
-
-        Derived from the key by HKDF under a label of its own, so it says nothing about the key or about a round key.
-        """
-        digits = derive(self._secret, 32, b"privfed shared key fingerprint v1").hex()
-        return " ".join(digits[i : i + 8] for i in range(0, 64, 8))
 
     def round_key(self, binding: RoundBinding) -> RoundKey:
         """The key of one attempt at one round: HKDF-Expand-SHA512 (RFC 5869) over the length-prefixed fields of the binding.
@@ -220,10 +236,7 @@ def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_k
     """
     if params != round_key.params:
         raise ParametersMismatchError("the round key was made for other parameters; nothing was encrypted")
-    if grid.dtype != np.int64 or grid.shape != (layout.size,):
-        raise ValueError(f"expected int64 grid points of shape ({layout.size},), got {grid.dtype} of shape {grid.shape}")
-    if grid.max() > params.largest_point or grid.min() < -params.largest_point:
-        raise ValueError("expected grid points within the amplitude, got one beyond it; nothing was encrypted")
+    check_grid(grid, layout, params)
     ring = _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots)
     ring_key = round_key._take()  # pyright: ignore[reportPrivateUsage]
     tag_key = round_key._tag_key  # pyright: ignore[reportPrivateUsage]

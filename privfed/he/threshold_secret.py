@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from privfed.errors import DecryptionError, InvalidMessageError, RoundKeyUsedError
 from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, SumKey
-from privfed.he.codec import pack_words, spread
+from privfed.he.codec import check_grid, pack_words, spread
 from privfed.he.params import CkksParams
 from privfed.he.secret import grid_points
 from privfed.he.threshold import OnePolynomialVector, key_id, multiply, public_polynomial, sum_polynomials, uniform_words, unpack_polynomial
@@ -87,10 +87,7 @@ class SummandKey(Secret):
             RoundKeyUsedError: If it has encrypted before.
         """
         params = self._params
-        if grid.dtype != np.int64 or grid.shape != (layout.size,):
-            raise ValueError(f"expected int64 grid points of shape ({layout.size},), got {grid.dtype} of shape {grid.shape}")
-        if grid.max() > params.largest_point or grid.min() < -params.largest_point:
-            raise ValueError("expected grid points within the amplitude, got one beyond it; nothing was encrypted")
+        check_grid(grid, layout, params)
         if self._used:
             raise RoundKeyUsedError("this secret has encrypted before; resend the stored bytes, or start a new attempt")
         self._used = True

@@ -24,6 +24,8 @@ BEHIND = 64
 """How many bytes before it."""
 SHARED_KEY_HEADER = b"privfed shared key v1\n"
 """How a file of `SharedKey.save` begins."""
+ESCROW_KEY_HEADER = b"privfed escrow key v1\n"
+"""How a file of `EscrowKey.save` begins."""
 
 
 class SecretKind(Enum):
@@ -33,6 +35,7 @@ class SecretKind(Enum):
     SEAL = "SEAL secret key"
     SEAL_BASE64 = "SEAL secret key in base64"
     SHARED_KEY = "privfed shared key"
+    ESCROW_KEY = "privfed escrow key"
     CHAIN = "privfed key chain"
     SIGNING = "Ed25519 private key"
     DECRYPTION = "X25519 private key"
@@ -140,11 +143,13 @@ def _expanded(data: bytes, compression: int, size: int) -> bytes:
     return data[:size]
 
 
-def _shared_key(data: bytes, place: int) -> SecretKind | None:
-    end = place + len(SHARED_KEY_HEADER)
-    # Compiled Python keeps the header of this very format as a constant, behind its length.
-    constant = data[max(0, place - 4) : place] == len(SHARED_KEY_HEADER).to_bytes(4, "little")
-    return SecretKind.SHARED_KEY if len(data) >= end + CHAIN_KEY_BYTES and not constant else None
+def _stored(header: bytes, kind: SecretKind) -> Callable[[bytes, int], SecretKind | None]:
+    def known(data: bytes, place: int) -> SecretKind | None:
+        # Compiled Python keeps the header of this very format as a constant, behind its length.
+        constant = data[max(0, place - 4) : place] == len(header).to_bytes(4, "little")
+        return kind if len(data) >= place + len(header) + CHAIN_KEY_BYTES and not constant else None
+
+    return known
 
 
 def _chain(data: bytes, place: int) -> SecretKind | None:
@@ -160,7 +165,8 @@ def _pem(data: bytes, place: int) -> SecretKind | None:
 
 _MARKS: dict[bytes, Callable[[bytes, int], SecretKind | None]] = {
     _SEAL: _seal,
-    SHARED_KEY_HEADER: _shared_key,
+    SHARED_KEY_HEADER: _stored(SHARED_KEY_HEADER, SecretKind.SHARED_KEY),
+    ESCROW_KEY_HEADER: _stored(ESCROW_KEY_HEADER, SecretKind.ESCROW_KEY),
     CHAIN_HEADER: _chain,
     _PEM: _pem,
     **{mark: _seal_base64(characters, before) for mark, (characters, before) in _BASE64.items()},

@@ -23,8 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import privfed
-from privfed.he import _seal_public, secret
+from privfed.he import _seal_public
 from privfed.he._seal_secret import RingKey
+from privfed.he.escrow_secret import EscrowKey
 from privfed.he.secret import SharedKey
 from privfed.keys import compressed, marks, scan
 from privfed.keys.chain import KeyChain
@@ -66,10 +67,12 @@ def own_secrets(tmp_path_factory: pytest.TempPathFactory, roster: PinnedRoster) 
     folder = tmp_path_factory.mktemp("own")
     KeyChain.generate(roster).save(folder / "chain")
     SharedKey.generate().save(folder / "shared")
+    EscrowKey.generate().save(folder / "escrow")
     Party.create(folder / "bank_a", name="bank_a")
     files = {
         SecretKind.CHAIN: folder / "chain",
         SecretKind.SHARED_KEY: folder / "shared",
+        SecretKind.ESCROW_KEY: folder / "escrow",
         SecretKind.SIGNING: folder / "bank_a" / "identity.pem",
         SecretKind.DECRYPTION: folder / "bank_a" / "encryption.pem",
     }
@@ -145,7 +148,8 @@ def test_our_own_keys_are_found(own_secrets: Mapping[SecretKind, bytes], kinds_i
 
 
 def test_headers_are_those_that_the_library_writes() -> None:
-    assert secret._FILE_HEADER == marks.SHARED_KEY_HEADER
+    assert SharedKey._header() == marks.SHARED_KEY_HEADER
+    assert EscrowKey._header() == marks.ESCROW_KEY_HEADER
 
 
 def test_what_is_public_of_ours_is_not_found(tmp_path: Path, people: People, roster: PinnedRoster) -> None:
