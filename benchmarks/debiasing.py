@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks import fedtsv
-from benchmarks.fedtsv import CLASSES, DOSSIER, MALICIOUS, SELECTED, UNUSABLE, Records, World, make_world
+from benchmarks.fedtsv import CLASSES, DOSSIER, MALICIOUS, SELECTED, UNUSABLE, AsJson, Output, Records, World, make_world
 from privfed.aggregation.gram import gram, noise_energy
 from privfed.aggregation.mixture import Mixture
 from privfed.aggregation.robust import GeometricMedian
@@ -295,11 +295,9 @@ def draw(outcomes: Sequence[Outcome], size: Size, path: Path) -> None:
 def main(
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes; writes no page.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
     data: Annotated[Path | None, typer.Option(help="MNIST as an npz file; by default that of the folder PRIVFED_DATA.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for page and figure; by default docs/experiments, of a quick run none.")
-    ] = None,
+    output: Output = None,
 ) -> None:
     """Compares distance rules under DP-SGD with and without de-biasing.
 

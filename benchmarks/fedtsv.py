@@ -500,15 +500,18 @@ def draw(outcomes: Sequence[Outcome], size: Size, path: Path, *, classes: str = 
         figure.savefig(path, metadata={"Date": None})
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Output = Annotated[Path | None, typer.Option(help="Folder for page and figure; by default docs/experiments, of a quick run none.")]
+Cache = Annotated[Path | None, typer.Option(help="Folder of finished runs, from which an interrupted experiment goes on.")]
+
+
 def main(
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes; not judged; writes no page.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
     data: Annotated[Path | None, typer.Option(help="MNIST as an npz file; by default that of the folder PRIVFED_DATA.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for page and figure; by default docs/experiments, of a quick run none.")
-    ] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder of finished runs, from which an interrupted experiment goes on.")] = None,
+    output: Output = None,
+    cache: Cache = None,
 ) -> None:
     """Compares FedTSV with other rules on MNIST with malicious clients.
 

@@ -32,7 +32,10 @@ from benchmarks.fedtsv import (
     SKEWED,
     UNUSABLE,
     WITHOUT,
+    AsJson,
+    Cache,
     Outcome,
+    Output,
     Records,
     Size,
     collect,
@@ -140,12 +143,10 @@ def dossier(outcomes: Sequence[Outcome], table: Records, size: Size, command: st
 def main(
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes; writes no page.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
     data: Annotated[Path | None, typer.Option(help="The subset as an npz file; by default that of the folder PRIVFED_DATA.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for page and figure; by default docs/experiments, of a quick run none.")
-    ] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder of finished runs, from which an interrupted experiment goes on.")] = None,
+    output: Output = None,
+    cache: Cache = None,
 ) -> None:
     """Compares FedTSV with other rules on CIFAR-10 with malicious clients.
 

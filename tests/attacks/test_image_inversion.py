@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.attacks.images import relu_network
 from privfed.attacks.facts import AdaptiveOptimizer, SoftmaxLoss
 from privfed.attacks.image_inversion import CosineInversion, DeepLeakage
 from privfed.attacks.image_scoring import ImageScore, grey_images, mean_images, score_images
@@ -66,20 +67,7 @@ def lenet(shape: ImageShape, *, seed: int = 0) -> nn.Module:
 
 def convnet(width: int, *, seed: int = 0) -> nn.Module:
     """Three convolutions with ReLU for 32x32 colours, as torch initialises them."""
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Unflatten(1, (3, 32, 32)),
-        nn.Conv2d(3, width, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(width, 2 * width, 3, padding=1),
-        nn.ReLU(),
-        nn.AvgPool2d(2),
-        nn.Conv2d(2 * width, 2 * width, 3, padding=1),
-        nn.ReLU(),
-        nn.AvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(2 * width * 64, 10),
-    )
+    return relu_network(width, seed=seed)
 
 
 def seen(images: Images, chosen: slice, model: nn.Module, observe):
