@@ -254,9 +254,9 @@ class ProductParams(CkksParams):
         the sum over chunks, once a pair and sketched or not, with at most `zeros_noise` in the constant coefficient: N / 2 times that.
 
         Of encryption to a public key b is the rounding 1/2 alone. What an update v makes of the noise of another ciphertext is, given s, a
-        sum of independent terms, whose variance is |v|^2 times the mean, by the v^2 of the slots, of those in `slot_noise`. As exp is
-        convex, its bound is that of a slot times |v|, but for a probability below 2^-72, over however many chunks. The product of two
-        noises is, in a slot, below twice the square of the bound.
+        sum of independent terms, whose variance is the squared norm of v times the mean, by the v^2 of the slots, of those in `slot_noise`.
+        As exp is convex, its bound is that of a slot times the norm of v, but for a probability below 2^-72, over however many chunks. The
+        product of two noises is, in a slot, below twice the square of the bound.
 
         Args:
             size: Number of coordinates of an update.
