@@ -12,6 +12,10 @@ from privfed.errors import LayoutMismatchError
 from privfed.update import PlainVector
 
 _BLOCK = 1 << 13
+# An update shorter than this share of the median is not brought to the length of the others: three times as much as a median update is
+# the most that length alone buys. Of three clients, the fewest that may be opened, one with up to four times the weight of each other one
+# leaves two effective clients, which is what `OpeningPolicy` demands; 3 and not 4 leaves room for integer coefficients.
+_SHORTEST = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -51,9 +55,16 @@ class Reference:
         """
         return replace(self, square=max(self.square - energy, 0.01 * self.square))
 
-    def scaled(self, factor: float) -> Self:
-        """The inner products with `factor` times the vector."""
-        return replace(self, products=self.products * factor, square=self.square * factor**2)
+    def at_length(self, length: float) -> Self:
+        """The inner products with the vector brought to a length.
+
+        Raises:
+            ValueError: If the vector is zero, or a number overflows.
+        """
+        if self.square == 0:
+            raise ValueError("expected a reference that is not zero")
+        # Divided first: the product with a direction is at most the norm of an update, whatever the two lengths are.
+        return replace(self, products=self.products / math.sqrt(self.square) * length, square=length**2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -69,6 +80,7 @@ class Gram:
         noise_energy: Expected squared norm of the noise that each client declared, of shape (n,), at least 0; left out, no noise.
             Public: it follows from the declared mechanism, see `noise_energy`.
         reference: Inner products with one more vector, for the rules that need one.
+        seed: What estimators draw from, from 0: every opener of a round has the same, and every round another. Public.
 
     Raises:
         ValueError: If shapes disagree, a name repeats, or a number is NaN, infinite or out of range. Nothing is ever scored on such
@@ -80,12 +92,15 @@ class Gram:
     products: NDArray[np.float64]
     noise_energy: NDArray[np.float64] | None = None
     reference: Reference | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         names = tuple(self.names)
         count = len(names)
         if not names or len(set(names)) != count or self.size < 1:
             raise ValueError("expected at least one client, each name once, and updates of at least one coordinate")
+        if type(self.seed) is not int or self.seed < 0:
+            raise ValueError(f"expected a seed from 0, got {self.seed!r}")
         products = np.array(self.products, dtype=np.float64)
         if products.shape != (count, count):
             raise ValueError(f"expected a Gram matrix of shape ({count}, {count}), got {products.shape}")
@@ -122,6 +137,18 @@ class Gram:
         Differences below it are chance. The squared norm of d normal numbers of variance b/d has variance 2 b^2 / d.
         """
         return self.declared_noise * math.sqrt(2 / self.size)
+
+    @property
+    def lengths(self) -> NDArray[np.float64]:
+        """What each update is divided by to bring it to length 1, of shape (n,): its norm, but at least a third of the median one.
+
+        The median is that of the updates which are not zero; all are 0 if there is none. Below, an update stays shorter than the others,
+        in proportion: a rule that divides by its own norm would hand an update of nearly nothing nearly all of the weight, or what
+        rounding has left of its angle.
+        """
+        norms = np.sqrt(self.squared_norms)
+        sent = norms[norms > 0]
+        return np.maximum(norms, _SHORTEST * float(np.median(sent))) if sent.size else norms
 
     @property
     def median_norm(self) -> float:

@@ -119,7 +119,8 @@ class CenteredClipping:
 class FLTrust:
     """Mean of the updates at the reference's length, weighted by how far they point its way (Cao et al., 2021, algorithm 2).
 
-    An update that points against the reference counts nothing, and length buys no influence. Weights do not count either.
+    An update that points against the reference counts nothing, and length buys no influence. Weights do not count either. Updates shorter
+    than a third of the median stay that much shorter than the others (`Gram.lengths`): of them the paper's rule would make the most.
     """
 
     needs_gram: ClassVar[Literal[True]] = True
@@ -135,7 +136,7 @@ class FLTrust:
         return "FLTrust"
 
     def mixture(self, weights: Mapping[str, float], gram: Gram) -> Mixture:
-        """Trust in each update (its cosine with the reference, from 0), over its norm.
+        """Trust in each update (its cosine with the reference, from 0), over its norm: both with `Gram.lengths` for the norm.
 
         Raises:
             ValueError: If `gram` has other clients or no reference, or the reference is zero.
@@ -145,13 +146,12 @@ class FLTrust:
         reference = gram.known_reference()
         if reference.square == 0:
             raise ValueError("expected a reference that is not zero")
-        length, norms = math.sqrt(reference.square), np.sqrt(gram.squared_norms)
-        trust = np.zeros(len(norms))
-        np.divide(np.maximum(reference.products, 0.0), norms * length, out=trust, where=norms > 0)
+        length, lengths = math.sqrt(reference.square), gram.lengths
+        towards = np.maximum(reference.products / length, 0.0)
+        trust = np.divide(towards, lengths, out=np.zeros(len(lengths)), where=lengths > 0)
         if not trust.any():
             raise CohortError("no update points the way of the reference; nothing was summed")
-        at_length = np.zeros(len(norms))
-        np.divide(trust * length, norms, out=at_length, where=norms > 0)
+        at_length = np.divide(trust * length, lengths, out=np.zeros(len(lengths)), where=lengths > 0)
         return _mixture(gram, at_length, scale=float(at_length.sum() / trust.sum()))
 
 

@@ -24,7 +24,8 @@ class Cgsv:
     """Sum of the updates at one length, weighted by importance: a moving average of each client's cosine with that sum.
 
     The importance that a round begins with weights its updates, and the round then changes it. Importances of a round's clients keep
-    their sum, so with full participation they sum to 1. A client that is new starts with the mean importance of the others.
+    their sum, so with full participation they sum to 1. A client that is new starts with the mean importance of the others. Updates
+    shorter than a third of the median stay that much shorter than the others, in the sum and in the cosines (`Gram.lengths`).
 
     Args:
         length: Euclidean norm to which every update is brought. Positive, public.
@@ -60,11 +61,10 @@ class Cgsv:
         known = [scores[name] for name in gram.names if name in scores]
         start = math.fsum(known) / len(known) if known else 1 / len(gram.names)
         old = np.array([scores.get(name, start) for name in gram.names])
-        norms = np.sqrt(gram.squared_norms)
+        norms, lengths = np.sqrt(gram.squared_norms), gram.lengths
         if not norms.any():
             return dict(scores), Mixture(weights=dict.fromkeys(gram.names, 1.0))
-        inverse = np.divide(1.0, norms, out=np.zeros(len(norms)), where=norms > 0)
-        cosines_between = gram.products * np.outer(inverse, inverse)
+        cosines_between = gram.products / lengths / lengths[:, np.newaxis]
         share = old / old.sum()
         towards = cosines_between @ share
         resultant = math.sqrt(max(float(share @ towards), 0.0))
@@ -72,6 +72,8 @@ class Cgsv:
         past = np.array([scores.get(name, 0.0) for name in gram.names])
         new = np.maximum(self.decay * past + (1 - self.decay) * cosines, _LEAST)
         new *= old.sum() / new.sum()
+        # Of what is cut off below the shortest length, the weight falls with the norm, and is nothing where nothing was sent.
+        inverse = norms / lengths / lengths
         weights = share * inverse
         if not weights.any():  # whoever has an importance sent nothing
             weights = inverse

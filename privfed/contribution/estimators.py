@@ -25,7 +25,7 @@ _AT_ONCE = 256
 
 
 class Estimator(Protocol):
-    """A way to compute Shapley values. The same game gives the same values, at whatever party."""
+    """A way to compute Shapley values. The same game gives the same values, at whatever party; see `Game.seed`."""
 
     @property
     def name(self) -> str:
@@ -126,7 +126,8 @@ class MonteCarlo:
 
     Args:
         permutations: How many are drawn, at least 1. The error falls with the square root.
-        seed: Of the permutations, from 0. Public and agreed, so that every party computes the same values.
+        seed: Of the permutations, together with that of the game, from 0. Public and agreed: every party computes the same values, and in
+            every round others are drawn, so that over rounds the errors cancel out and favour nobody.
 
     Raises:
         ValueError: If a number is out of range.
@@ -151,7 +152,7 @@ class MonteCarlo:
         inside = line.value(means.square_with, means.product_with, means.size)
         outside = line.value(means.square_without, means.product_without, means.size)
         exact = _shapley(game, inside, outside, edge=_EDGE)
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng((self.seed, game.seed))
         sampled = np.zeros(game.clients)
         for start in range(0, self.permutations, _AT_ONCE):
             count = min(_AT_ONCE, self.permutations - start)
@@ -163,23 +164,23 @@ class MonteCarlo:
     def _marginals(game: Game, line: "_Line", order: NDArray[np.int64]) -> Floats:
         """Sum over permutations of what each client adds to the game minus its linearisation, of shape (n,)."""
         count, clients = order.shape
-        rows = np.arange(count)
-        total, last = np.zeros(clients), np.zeros(count)
-        square, product = np.zeros(count), np.zeros(count)
+        inner = np.arange(_EDGE + 1, clients - _EDGE)  # the other sizes are exact already
+        if not inner.size:
+            return np.zeros(clients)
+        newcomers = np.ascontiguousarray(order.T)
+        own, rows = np.diag(game.products), np.arange(count) * clients
+        square, squares = np.zeros(count), np.empty((clients, count))
         with_members = np.zeros((count, clients))  # inner product of each coalition with each client
-        for step in range(clients):
-            new = order[:, step]
-            square += 2 * with_members[rows, new] + game.products[new, new]
-            product += game.linear[new]
-            with_members += game.products[new]
-            size = step + 1
-            if _EDGE < size < clients - _EDGE:
-                rest = game.utility.value(square, product, size) - line.value_at(square, product, size)
-            else:
-                rest = np.zeros(count)  # these sizes are exact already
-            total += np.bincount(new, weights=rest - last, minlength=clients)
-            last = rest
-        return total
+        flat, joining = with_members.reshape(-1), np.empty((count, clients))
+        for step, new in enumerate(newcomers[: inner[-1]]):
+            square = square + 2 * flat[rows + new] + own[new]
+            squares[step] = square
+            np.take(game.products, new, axis=0, out=joining, mode="clip")
+            with_members += joining
+        square, product = squares[inner - 1], np.cumsum(game.linear[newcomers], axis=0)[inner - 1]
+        rest = np.zeros((clients + 1, count))  # of each size from 0
+        rest[inner] = game.utility.value(square, product, inner[:, np.newaxis]) - line.value_at(square, product, inner)
+        return np.bincount(newcomers.ravel(), weights=np.diff(rest, axis=0).ravel(), minlength=clients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,10 +272,12 @@ class _Line:
         """As `Utility.value` for arrays whose last axis is the size."""
         return self.worth + self.by_square * (square - self.square) + self.by_product * (product - self.product)
 
-    def value_at(self, square: Floats, product: Floats, size: int) -> Floats:
-        """As `value`, for coalitions of one size."""
-        at = size - 1
-        return self.worth[at] + self.by_square[at] * (square - self.square[at]) + self.by_product[at] * (product - self.product[at])
+    def value_at(self, square: Floats, product: Floats, sizes: NDArray[np.int64]) -> Floats:
+        """As `value`, for arrays whose first axis is the size, of some sizes."""
+        worth, by_square, by_product, mean_square, mean_product = (
+            of_size[sizes - 1, np.newaxis] for of_size in (self.worth, self.by_square, self.by_product, self.square, self.product)
+        )
+        return worth + by_square * (square - mean_square) + by_product * (product - mean_product)
 
 
 def _shapley(game: Game, inside: Floats, outside: Floats, *, edge: int) -> Floats:

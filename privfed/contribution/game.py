@@ -93,6 +93,7 @@ class Game:
         linear: Inner product of each update with the reference, of shape (n,).
         utility: Worth of a coalition.
         empty: Worth of nobody.
+        seed: What estimators draw from; see `Gram.seed`.
 
     Raises:
         ValueError: If the shapes disagree.
@@ -102,6 +103,7 @@ class Game:
     linear: Floats
     utility: Utility
     empty: float
+    seed: int = 0
 
     def __post_init__(self) -> None:
         count = len(self.linear)

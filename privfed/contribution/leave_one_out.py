@@ -9,6 +9,7 @@ import numpy as np
 from privfed.aggregation.gram import Gram
 from privfed.aggregation.mixture import Mixture
 from privfed.contribution.trajectory import TrajectoryGame, added, positive_mixture
+from privfed.errors import LayoutMismatchError
 from privfed.update import PlainVector
 
 
@@ -67,9 +68,12 @@ def leave_one_out_by_utility(updates: Mapping[str, PlainVector], utility: Callab
 
     Raises:
         ValueError: If there are fewer than two clients, or a utility is NaN or infinite.
+        LayoutMismatchError: If layouts differ.
     """
     if len(updates) < 2:
         raise ValueError(f"expected at least 2 clients, got {len(updates)}")
+    if len({vector.layout for vector in updates.values()}) > 1:
+        raise LayoutMismatchError("expected updates of one layout, got different ones; nothing was evaluated")
     values = {name: vector.values for name, vector in updates.items()}
     layout = next(iter(updates.values())).layout
     whole = np.sum(list(values.values()), axis=0)

@@ -35,9 +35,7 @@ class MedianNorm:
     def apply(self, gram: Gram) -> Reference:
         """See `ReferenceScale.apply`."""
         reference = gram.known_reference()
-        if gram.median_norm == 0 or reference.square == 0:
-            return reference
-        return reference.scaled(gram.median_norm / float(np.sqrt(reference.square)))
+        return reference if gram.median_norm == 0 else reference.at_length(gram.median_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class Angular:
 
     def game(self, gram: Gram, scale: ReferenceScale) -> tuple[Utility, Gram]:  # noqa: ARG002
         """See `Distance.game`."""
-        return AngularUtility(reference_square=gram.known_reference().square), gram
+        return AngularUtility(reference_square=1.0), replace(gram, reference=gram.known_reference().at_length(1.0))
 
 
 class WorthOfNobody(Protocol):
@@ -130,9 +128,11 @@ class TrajectoryGame:
         """
         if gram.known_reference().square == 0:
             raise ValueError("expected a reference that is not zero")
-        utility, matrix = self.distance.game(gram, self.scale)
+        utility, matrix = self.distance.game(_of_length_one(gram), self.scale)
         reference = matrix.known_reference()
-        return Game(products=matrix.products, linear=reference.products, utility=utility, empty=self.nobody.worth(utility))
+        return Game(
+            products=matrix.products, linear=reference.products, utility=utility, empty=self.nobody.worth(utility), seed=gram.seed
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +190,18 @@ class FedTsv:
         """
         after = added(scores, self.scores(gram))
         return after, positive_mixture(after, gram)
+
+
+def _of_length_one(gram: Gram) -> Gram:
+    """The matrix in units of its longest vector: no power of a norm overflows or vanishes there, and no worth depends on the unit."""
+    reference = gram.known_reference()
+    longest = max(float(gram.squared_norms.max()), reference.square)
+    return replace(
+        gram,
+        products=gram.products / longest,
+        noise_energy=gram.declared_noise / longest,
+        reference=replace(reference, products=reference.products / longest, square=reference.square / longest),
+    )
 
 
 def added(scores: Mapping[str, float], of_round: Mapping[str, float]) -> dict[str, float]:
