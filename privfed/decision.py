@@ -1,14 +1,15 @@
-"""What an opener makes of a round's inner products: coefficients that the policy allows, or none.
+"""What is made of a round's inner products: coefficients that the policy allows, or none.
 
-Under encryption it is the coefficients that single out a client, if anything does: Krum takes one update, and so does FedTSV in a round
+Openers decide so, and so does a run in the clear that is compared with theirs. Under encryption it is the coefficients that single out a client, if anything does: Krum takes one update, and so does FedTSV in a round
 in which one client alone has a positive score. Such coefficients are never opened. What happens instead is defined, and the same at every
 opener: the weights of the rounds before, if the rule keeps any and the policy allows them; else the round is skipped.
 """
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 
 from privfed.aggregation.gram import Gram, Reference
 from privfed.aggregation.mixture import Mixture
-from privfed.aggregation.rules import CumulativeRule
-from privfed.agreement import Agreement, NamedRule
+from privfed.aggregation.rules import CumulativeRule, GramRule
+from privfed.agreement import Agreement, NamedRule, OpeningPolicy
 from privfed.errors import CohortError, OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.product_params import ProductParams
 from privfed.he.sketch import standard_error
@@ -27,6 +28,7 @@ from privfed.he.sketch import standard_error
 _ROUNDING = 1e-12
 # Of a sketch six standard errors: beyond them by chance once in 36 rounds at the very most, and in truth next to never.
 _SKETCH_DEVIATIONS = 6
+_SEED_BYTES = 8
 
 
 class Fallback(Enum):
@@ -86,6 +88,73 @@ class Decision:
         return f"Decision(participants={len(self.coefficients)}, fallback={self.fallback.name})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What was chosen for a round.
+
+    Args:
+        fallback: What was done.
+        mixture: Proportions of the updates; None if the round is skipped.
+        coefficients: Of the clients of the mixture, by name; empty if the round is skipped.
+        scores: Cumulative scores after the round.
+        reason: Why the rule's own weights were not taken; empty if they were.
+    """
+
+    fallback: Fallback
+    mixture: Mixture | None
+    coefficients: Mapping[str, int]
+    scores: Mapping[str, float]
+    reason: str
+
+
+def choose(
+    rule: GramRule | CumulativeRule,
+    matrix: Callable[[], Gram],
+    *,
+    weights: Mapping[str, float],
+    scores: Mapping[str, float],
+    eligible: Collection[str],
+    policy: OpeningPolicy,
+    total: int,
+) -> Choice:
+    """The rule's own weights, if it finds some and the policy allows them; else those of the rounds before; else none.
+
+    Args:
+        rule: The rule.
+        matrix: Makes the Gram matrix, or refuses to with a `ValueError`.
+        weights: Public weight of each client of the matrix, at least.
+        scores: Cumulative scores after the rounds before.
+        eligible: Who may count in the weights of the rounds before.
+        policy: When coefficients may be opened.
+        total: Largest sum of the coefficients.
+    """
+    after: Mapping[str, float] = scores
+    chosen: list[tuple[Fallback, Mixture]] = []
+    reasons: list[str] = []
+    try:
+        gram = matrix()
+        if isinstance(rule, CumulativeRule):
+            after, mixture = rule.step(scores, gram)
+        else:
+            mixture = rule.mixture({name: weights[name] for name in gram.names}, gram)
+        chosen.append((Fallback.NONE, mixture))
+    except (CohortError, ValueError) as error:
+        reasons.append(str(error))
+    previous = {name: scores.get(name, 0.0) for name in eligible}
+    previous = {name: score if score > _ROUNDING else 0.0 for name, score in previous.items()}
+    if any(previous.values()):
+        chosen.append((Fallback.PREVIOUS, Mixture(weights=previous)))
+    for fallback, mixture in chosen:
+        coefficients = mixture.coefficients(total=total)
+        try:
+            policy.check_chosen(coefficients)
+        except OpeningRefusedError as error:
+            reasons.append(str(error))
+            continue
+        return Choice(fallback=fallback, mixture=mixture, coefficients=coefficients, scores=after, reason="; ".join(reasons))
+    return Choice(fallback=Fallback.SKIPPED, mixture=None, coefficients={}, scores=scores, reason="; ".join(reasons))
+
+
 def decide(
     agreement: Agreement,
     participants: Sequence[str],
@@ -93,6 +162,7 @@ def decide(
     *,
     scores: Mapping[str, float],
     assurance: str,
+    digest: bytes,
 ) -> Decision:
     """Coefficients of a scored round, under which the policy allows an opening; all zero if there are none.
 
@@ -106,6 +176,8 @@ def decide(
         products: Opened inner products, of shape (n, n). Private.
         scores: Cumulative scores after the rounds before.
         assurance: Name of the `Assurance` of the products.
+        digest: `RoundDigest.digest` of the round. It depends on every upload, and estimators that sample draw from it: all openers
+            draw the same, nobody knows it before the uploads are fixed, and every round draws anew. Public.
 
     Raises:
         UnsupportedInThisModeError: If the rule is known by name alone, or is none that looks at inner products.
@@ -113,49 +185,27 @@ def decide(
     rule, params = agreement.rule, agreement.params
     if rule.needs_gram is not True or isinstance(rule, NamedRule) or not isinstance(params, ProductParams):
         raise UnsupportedInThisModeError("the rule of this session makes nothing of inner products; nothing was decided")
-    after: Mapping[str, float] = scores
-    chosen: list[tuple[Fallback, Mixture]] = []
-    reasons: list[str] = []
-    try:
-        gram = checked_gram(agreement, participants, products)
-        if isinstance(rule, CumulativeRule):
-            after, mixture = rule.step(scores, gram)
-        else:
-            mixture = rule.mixture({name: agreement.weights[name] for name in gram.names}, gram)
-        if mixture.reference_share:
-            raise UnsupportedInThisModeError(f"{rule.name} takes a share of the reference, which nobody opens; nothing was decided")
-        chosen.append((Fallback.NONE, mixture))
-    except (CohortError, ValueError) as error:
-        reasons.append(str(error))
-    # Who is over the bound counts nothing in the weights before, either.
-    previous = {name: scores.get(name, 0.0) for name in _within_bound(agreement, params, participants, products)}
-    previous = {name: score if score > _ROUNDING else 0.0 for name, score in previous.items()}
-    if any(previous.values()):
-        chosen.append((Fallback.PREVIOUS, Mixture(weights=previous)))
-    for fallback, mixture in chosen:
-        coefficients = mixture.coefficients(total=params.weight_sum)
-        try:
-            agreement.policy.check_chosen(coefficients)
-        except OpeningRefusedError as error:
-            reasons.append(str(error))
-            continue
-        return Decision(
-            coefficients={name: coefficients.get(name, 0) for name in participants},
-            scale=mixture.scale,
-            scores=after,
-            fallback=fallback,
-            disclosed=len(products) * (len(products) + 1) // 2,
-            assurance=assurance,
-            reason="; ".join(reasons),
-        )
-    return Decision(
-        coefficients=dict.fromkeys(participants, 0),
-        scale=1.0,
+    seed = int.from_bytes(hashlib.sha256(b"privfed estimators v1" + digest).digest()[:_SEED_BYTES])
+    choice = choose(
+        rule,
+        lambda: replace(checked_gram(agreement, participants, products), seed=seed),
+        weights=agreement.weights,
         scores=scores,
-        fallback=Fallback.SKIPPED,
+        # Who is over the bound counts nothing in the weights before, either.
+        eligible=_within_bound(agreement, params, participants, products),
+        policy=agreement.policy,
+        total=params.weight_sum,
+    )
+    if choice.mixture is not None and choice.mixture.reference_share:
+        raise UnsupportedInThisModeError(f"{rule.name} takes a share of the reference, which nobody opens; nothing was decided")
+    return Decision(
+        coefficients={name: choice.coefficients.get(name, 0) for name in participants},
+        scale=1.0 if choice.mixture is None else choice.mixture.scale,
+        scores=choice.scores,
+        fallback=choice.fallback,
         disclosed=len(products) * (len(products) + 1) // 2,
         assurance=assurance,
-        reason="; ".join(reasons),
+        reason=choice.reason,
     )
 
 

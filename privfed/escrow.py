@@ -142,13 +142,16 @@ class EscrowHolder:
     def _decide(self, context: RoundContext, digest: RoundDigest, upload: Callable[[str], bytes], *, asked: bytes) -> Decision:
         """What was made of the inner products of these uploads, now or before a crash."""
         vectors = [vector for _, vector in self._verified(context, digest, upload)]
-        kept = self._journal.begin_products(context, digest.digest(context), products=asked)
+        round_digest = digest.digest(context)
+        kept = self._journal.begin_products(context, round_digest, products=asked)
         if kept is not None:
             return Decision.from_bytes(kept)
         agreement = context.agreement
         scores: Mapping[str, float] = {} if self._scores is None else self._scores.load().values
         opened = open_escrowed_products(vectors, self._key, session=agreement.session)
-        decision = decide(agreement, digest.participants, opened.products, scores=scores, assurance=opened.assurance.name)
+        decision = decide(
+            agreement, digest.participants, opened.products, scores=scores, assurance=opened.assurance.name, digest=round_digest
+        )
         self._journal.keep_decision(context, decision.to_bytes())
         return decision
 

@@ -54,12 +54,18 @@ class Scorer:
             missing = [name for name in digest.participants if name not in message.approved_by]
             raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
         check_digest(self._context, digest)
-        kept = self._journal.begin_products(self._context, digest.digest(self._context), products=hash_message(data))
+        round_digest = digest.digest(self._context)
+        kept = self._journal.begin_products(self._context, round_digest, products=hash_message(data))
         if kept is not None:
             return digest, Decision.from_bytes(kept)
         opened = open_products(message.products, self._round_key)
         decision = decide(
-            self._context.agreement, digest.participants, opened.products, scores=self._scores, assurance=opened.assurance.name
+            self._context.agreement,
+            digest.participants,
+            opened.products,
+            scores=self._scores,
+            assurance=opened.assurance.name,
+            digest=round_digest,
         )
         self._journal.keep_decision(self._context, decision.to_bytes())
         return digest, decision

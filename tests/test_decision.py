@@ -12,6 +12,8 @@ from privfed.aggregation.gram import Gram
 from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
 from privfed.aggregation.rules import FedAvg, MultiKrum
 from privfed.agreement import Agreement, NamedRule, OpeningPolicy, Validator, decode_agreement, encode_agreement
+from privfed.contribution.cosine import Cgsv
+from privfed.contribution.estimators import MonteCarlo
 from privfed.contribution.trajectory import FedTsv
 from privfed.decision import Decision, Fallback, decide
 from privfed.dp.silo import SiloNoise
@@ -39,8 +41,10 @@ def rows(*, last: float = 1.0, seed: int = 0) -> np.ndarray:
     return found
 
 
-def decided(agreement: Agreement, values: np.ndarray, scores: dict[str, float] | None = None) -> Decision:
-    return decide(agreement, NAMES, values @ values.T, scores=scores or {}, assurance="RECOMPUTED")
+def decided(
+    agreement: Agreement, values: np.ndarray, scores: dict[str, float] | None = None, *, digest: bytes = bytes(32)
+) -> Decision:
+    return decide(agreement, NAMES, values @ values.T, scores=scores or {}, assurance="RECOMPUTED", digest=digest)
 
 
 def test_the_rules_own_weights_are_taken_where_the_policy_allows_them(agreed: Any) -> None:
@@ -146,7 +150,7 @@ def test_numbers_that_are_no_inner_products_open_nothing(agreed: Any, change: An
     values = rows()
     products = values @ values.T
     products[first, second] = products[second, first] = number
-    decision = decide(agreed(GeometricMedian()), NAMES, products, scores={}, assurance="RECOMPUTED")
+    decision = decide(agreed(GeometricMedian()), NAMES, products, scores={}, assurance="RECOMPUTED", digest=bytes(32))
     assert decision.fallback is Fallback.SKIPPED
 
 
@@ -250,7 +254,7 @@ def test_who_is_over_the_bound_counts_nothing_in_the_weights_before_either(agree
     assert min(decision.coefficients[name] for name in ("bank_00", "bank_01", "bank_02")) > 0
     negative = values @ values.T
     negative[3, 3] = -1.0
-    again = decide(agreement, NAMES, negative, scores=scores, assurance="RECOMPUTED")
+    again = decide(agreement, NAMES, negative, scores=scores, assurance="RECOMPUTED", digest=bytes(32))
     assert again.coefficients["bank_03"] == 0
 
 
@@ -287,3 +291,34 @@ def test_a_liar_gains_nothing_by_declaring_noise_and_would_without_the_median() 
         shares.append(sum(weights[name] for name in names[12:]) / sum(weights.values()))
     assert shares[0] > 0.3
     assert shares[1] == 0
+
+
+@pytest.mark.parametrize("rule", [FLTrust(), Cgsv()], ids=lambda rule: rule.name[:7])
+@pytest.mark.parametrize("share", [0.3, 1e-2, 1e-4, 1e-6])
+def test_a_very_short_update_neither_stops_a_round_nor_gets_it_all(agreed: Any, rule: Any, share: float) -> None:
+    values = rows()
+    values[0] *= share
+    agreement = agreed(rule, validator="bank_04" if rule.needs_reference else None)
+    decision = decided(agreement, values)
+    assert decision.fallback is Fallback.NONE
+    total = sum(decision.coefficients.values())
+    assert decision.coefficients["bank_00"] < 0.5 * total
+    assert min(decision.coefficients[name] for name in ("bank_01", "bank_02", "bank_03")) > 0.1 * total
+
+
+def test_openers_of_one_round_draw_the_same_and_every_round_draws_anew(agreed: Any) -> None:
+    sampled = FedTsv(estimator=MonteCarlo(permutations=1))
+    agreement = agreed(sampled, validator="bank_04")
+    # Of five clients all coalitions are looked at, whatever is drawn: the seed is what differs.
+    seeds = []
+
+    class Watched(FedTsv):
+        def step(self, scores: Any, gram: Gram) -> Any:
+            seeds.append(gram.seed)
+            return super().step(scores, gram)
+
+    object.__setattr__(agreement, "rule", Watched(estimator=MonteCarlo(permutations=1)))
+    for digest in (b"a" * 32, b"a" * 32, b"b" * 32):
+        decided(agreement, rows(), digest=digest)
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert all(seed > 0 for seed in seeds)

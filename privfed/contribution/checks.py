@@ -29,7 +29,7 @@ class Suspicion(Enum):
 
     ZERO = "sends nothing"
     DUPLICATE = "sends what another client sends, but for a factor"
-    REPLAY = "sends the last aggregate, but for a factor"
+    REPLAY = "sends the last aggregate, but for a factor, which may be negative"
     UNRELATED = "sends what looks like noise, with or without the last aggregate in it"
     MISSING_NOISE = "sends less than the noise that it declared"
 
@@ -85,7 +85,7 @@ def duplicate_clients(gram: Gram) -> frozenset[str]:
 
 
 def replaying_clients(gram: Gram, last: Reference) -> frozenset[str]:
-    """Clients whose update is the last aggregate, but for a positive factor.
+    """Clients whose update is the last aggregate, but for a factor of either sign.
 
     Raises:
         ValueError: If the reference is of other clients.
@@ -93,36 +93,42 @@ def replaying_clients(gram: Gram, last: Reference) -> frozenset[str]:
     _check_rows(gram, last)
     lengths = np.sqrt(gram.squared_norms * last.square)
     cosines = np.divide(last.products, lengths, out=np.zeros(len(lengths)), where=lengths > 0)
-    return _named(gram, cosines >= 1 - _SAME)
+    return _named(gram, np.abs(cosines) >= 1 - _SAME)
 
 
 def unrelated_clients(gram: Gram, *, last: Reference | None = None, level: float = 1e-3) -> frozenset[str]:
-    """Clients whose update, once the last aggregate is taken out of all updates, has nothing in common with the others.
+    """Clients whose update has nothing in common with the others, as it is or once the last aggregate is taken out of all updates.
 
     Noise in d coordinates lies in the span of k vectors that it does not know with a share of its energy that has the distribution
     Beta(k / 2, (d - k) / 2), however these are related. A client is flagged if the share of its update in the span of the others is
     no larger than noise would make it; noise escapes with probability `level`. Updates that are nothing, or nothing but the last
     aggregate, are not flagged here. With fewer than three clients nobody is: the only other one may be the noise.
 
-    Under heavy DP noise honest updates have little in common as well; then this flags honest clients.
+    Nobody is flagged where a client with as much in common with the others as the median client has would be, with a probability above
+    `level`. Updates of honest clients have little else in common than the last aggregate where their data are alike and the model hardly
+    turns, and little at all under heavy noise: there a replay in noise is what an honest update is, and escapes. So do all who send noise
+    where they are half of the clients.
 
     Args:
         gram: This round's inner products.
         last: Inner products with the last aggregate.
-        level: Probability with which noise escapes, between 0 and 1.
+        level: Probability with which noise escapes, and with which the median client may be taken for noise, between 0 and 1.
 
     Raises:
         ValueError: If the level is out of range, or the reference is of other clients.
     """
     _check_level(level)
-    products, size = np.array(gram.products), gram.size
+    found = _unrelated(gram, gram.products, gram.size, level=level)
     if last is not None:
         _check_rows(gram, last)
         if last.square > 0:
-            products -= np.outer(last.products, last.products) / last.square
-            size -= 1
-    count = len(gram.names)
-    if count < 3 or size < 1:
+            found |= _unrelated(gram, gram.products - np.outer(last.products, last.products) / last.square, gram.size - 1, level=level)
+    return found
+
+
+def _unrelated(gram: Gram, products: NDArray[np.float64], size: int, *, level: float) -> frozenset[str]:
+    """`unrelated_clients` for what is left of the updates: its inner products, and in how many dimensions it lies."""
+    if len(gram.names) < 3 or size < 1:
         return frozenset()
     norms = gram.squared_norms
     left = (norms > _NOTHING * np.median(norms)) & (np.diag(products) > _SAME * norms)
@@ -134,7 +140,20 @@ def unrelated_clients(gram: Gram, *, last: Reference | None = None, level: float
     inverse = np.linalg.inv(_cosines(products)[np.ix_(rows, rows)] + _RIDGE * np.eye(len(rows)))
     inside = 1 - 1 / np.diag(inverse)
     threshold = float(stats.beta.ppf(1 - level, others / 2, (size - others) / 2))
+    if _taken_for_noise(float(np.median(inside)), threshold, span=others, size=size) > level:
+        return frozenset()
     return frozenset(gram.names[row] for row, share in zip(rows.tolist(), inside.tolist(), strict=True) if share <= threshold)
+
+
+def _taken_for_noise(typical: float, threshold: float, *, span: int, size: int) -> float:
+    """Probability that the share in the span is at most the threshold, for updates of which it is `typical` in expectation.
+
+    Of a fixed part in the span and noise in all coordinates, the ratio of the two energies has a noncentral F distribution.
+    """
+    # A noncentrality for which (span + it) / (size + it) is the share.
+    fixed = max((typical * size - span) / max(1 - typical, _RIDGE), 0.0)
+    ratio = threshold / (1 - threshold) * (size - span) / span
+    return float(stats.ncf.cdf(ratio, span, size - span, fixed))
 
 
 def clients_without_noise(gram: Gram, *, level: float = 1e-3) -> frozenset[str]:

@@ -4,14 +4,17 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 
 from privfed.agreement import SESSION_BYTES
 from privfed.consortium import Consortium
+from privfed.data.samples import Samples
 from privfed.engines.run_log import RunLog, damaged
 from privfed.errors import AgreementMismatchError, DamagedFileError
 from privfed.files import FolderLock, is_bookkeeping, make_folder, replace, sweep
 from privfed.state import ModelState, ModelStore
+from privfed.training.loss import PerSampleLoss
 from privfed.update import PlainVector
 
 _TERMS = "terms.json"
@@ -25,12 +28,14 @@ class PlainSite:
     whatever a crash interrupts, the state of the last logged round is there. One object at a time holds the folder, until `close`.
 
     Args:
-        root: Folder of this run and no other. Who reads it sees no update, but the model and the scores.
+        root: Folder of this run and no other. Who reads it sees no update, but the model and the scores, and can tell whether a guess of
+            all of a client's records is right.
         consortium: Who trains together, and how.
         initial: Weights from which the run starts.
 
     Raises:
-        AgreementMismatchError: If the folder belongs to a run with other terms; nothing was changed.
+        AgreementMismatchError: If the folder belongs to a run with other terms, records among them; nothing was changed. A loss that is
+            neither a function nor a dataclass is known by the name of its class alone.
         FolderInUseError: If another object holds the folder; nothing was changed.
         DamagedFileError: If files are missing or damaged, or there are others in the folder; nothing was changed.
     """
@@ -110,10 +115,12 @@ class PlainSite:
 
 
 def _terms_of(consortium: Consortium, initial: PlainVector) -> dict[str, str]:
-    """What decides how a run goes on, part by part; none of it is private."""
+    """What decides how a run goes on, part by part. Records are there as digests."""
     return {
         "list of clients": repr([(client.name, client.weight) for client in consortium.clients]),
         "training": repr([client.training for client in consortium.clients]),
+        "loss": _name_of(consortium.loss),
+        "set of records": hashlib.sha256(b"".join(_digest_of(client.data) for client in consortium.clients)).hexdigest(),
         "rule": consortium.rule_name,
         "policy": repr(consortium.policy),
         "grid": consortium.params.digest.hex(),
@@ -122,6 +129,23 @@ def _terms_of(consortium: Consortium, initial: PlainVector) -> dict[str, str]:
         "way of training": repr(consortium.keys),
         "validator": repr(consortium.validator),
     }
+
+
+def _name_of(loss: PerSampleLoss) -> str:
+    if is_dataclass(loss):
+        return repr(loss)
+    kind = loss if hasattr(loss, "__qualname__") else type(loss)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _digest_of(samples: Samples) -> bytes:
+    """SHA-256 over shape, columns and every value, 32 bytes."""
+    state = hashlib.sha256(b"privfed records v1")
+    state.update(json.dumps([list(samples.features.shape), list(samples.columns), samples.groups is not None]).encode())
+    for values, kind in ((samples.features, "<f4"), (samples.labels, "<i8"), (samples.groups, "<i8")):
+        if values is not None:
+            state.update(values.astype(kind).tobytes())
+    return state.digest()
 
 
 def _check_unused(root: Path) -> None:

@@ -1,7 +1,8 @@
 """Rounds without encryption, for comparison runs in one process: objects, never wire bytes.
 
 The arithmetic is that of an encrypted round, so equal updates give equal aggregates, bit for bit. Rules that look at the Gram
-matrix have their second phase here: scores first, then the sum.
+matrix have their second phase here: scores first, then the sum. What the policy makes of a rule's choice is decided as under encryption,
+so that a round in which one would be skipped, or the weights of the rounds before taken, is such a round in the clear.
 """
 
 import secrets
@@ -18,8 +19,9 @@ from privfed.aggregation.rules import CumulativeRule, PlaintextRule, Rule
 from privfed.agreement import SESSION_BYTES, OpeningPolicy
 from privfed.client import Trainer
 from privfed.consortium import Consortium, Plaintext
+from privfed.decision import Fallback, choose
 from privfed.engines.plain_site import PlainSite
-from privfed.errors import BudgetExceededError, CohortError
+from privfed.errors import BudgetExceededError, CohortError, OpeningRefusedError, RoundSkippedError
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
 from privfed.round import Clock, RoundRecord, Stage
@@ -37,12 +39,14 @@ class Combined:
         coefficients: Integer coefficient of each participant; 1 each if the rule has none.
         movement: How the model moves.
         scores: Cumulative scores after the round; empty but for rules that keep some.
+        fallback: What was done where the policy did not allow what the rule chose; None for rules that look at no inner products.
     """
 
     aggregate: Aggregate[PlainVector] | None
     coefficients: Mapping[str, int]
     movement: PlainVector
     scores: Mapping[str, float]
+    fallback: Fallback | None = None
 
 
 def combine(
@@ -67,19 +71,26 @@ def combine(
         rule: Any rule.
         policy: Checked as for an encrypted round.
         params: The grid.
-        round: Number of the round.
+        round: Number of the round. Estimators that sample draw from it.
         scores: Cumulative scores after the rounds before.
         validator: Whose update is the reference, and counts nothing in the mean; None for rules that need none.
         noise_energy: Declared squared norm of the noise in an update, by name; clients that are not named declare none.
 
     Raises:
-        OpeningRefusedError: If the policy does not allow these coefficients.
-        CohortError: If the rule finds nobody to take an update from.
-        ValueError: If the rule cannot work with so few participants, or needs a reference and has none.
+        OpeningRefusedError: If the policy does not allow coefficients that follow from the weights alone.
+        RoundSkippedError: If a rule that looks at inner products finds no weights that the policy allows, and there are none before.
+        CohortError: If the participants are too few for an encrypted round, or the validator is not among them.
+        ValueError: If a rule that sees every update cannot work with so few participants.
     """
     named = {name: weights[name] for name in grids if name != validator}
     mixture: Mixture | None = None
+    reference: PlainVector | None = None
+    fallback: Fallback | None = None
     after: Mapping[str, float] = scores
+    if validator is not None and validator not in grids:
+        raise CohortError(f"the reference of {validator!r} is missing; nothing was summed")
+    if len(named) < policy.min_clients:
+        raise CohortError(f"the policy demands {policy.min_clients} clients, and {len(named)} contribute; nothing was summed")
     if isinstance(rule, PlaintextRule):
         coefficients = dict.fromkeys(grids, 1)
         policy.check(coefficients)
@@ -88,16 +99,22 @@ def combine(
     if rule.needs_gram is True:
         updates = {name: PlainVector(layout=layout, values=dequantise(grid, 1, params)) for name, grid in grids.items()}
         reference = None if validator is None else updates.pop(validator)
-        matrix = gram(updates, reference=reference).with_declared_noise(noise_energy, reference=validator)
-        if isinstance(rule, CumulativeRule):
-            after, mixture = rule.step(scores, matrix)
-        else:
-            mixture = rule.mixture(named, matrix)
-        chosen = mixture.coefficients(total=params.weight_sum)
-        coefficients = {name: chosen.get(name, 0) for name in grids}
+        choice = choose(
+            rule,
+            lambda: replace(gram(updates, reference=reference).with_declared_noise(noise_energy, reference=validator), seed=round),
+            weights=named,
+            scores=scores,
+            eligible=named,
+            policy=policy,
+            total=params.weight_sum,
+        )
+        if choice.mixture is None:
+            raise RoundSkippedError(f"round {round} is skipped: {choice.reason}; nothing was summed")
+        mixture, after, fallback = choice.mixture, choice.scores, choice.fallback
+        coefficients = {name: choice.coefficients.get(name, 0) for name in grids}
     else:
         coefficients = rule.coefficients(named, total=params.weight_sum)
-    policy.check(coefficients)
+        policy.check(coefficients)
     total = np.zeros(layout.size, dtype=np.int64)
     for name, grid in grids.items():
         total += coefficients[name] * grid
@@ -105,8 +122,9 @@ def combine(
     return Combined(
         aggregate=Aggregate(round=round, vector=mean, coefficients=coefficients),
         coefficients=coefficients,
-        movement=mean if mixture is None else mixture.moved(mean),
+        movement=mean if mixture is None else mixture.moved(mean, reference),
         scores=after,
+        fallback=fallback,
     )
 
 
@@ -157,7 +175,7 @@ class PlaintextRounds:
         """Holds one round. A client that is silent before its upload, or whose budget does not cover the round, is left out.
 
         Raises:
-            CohortError: If too few clients are left.
+            CohortError: As `combine`.
             PrivFedError: As `combine` and `Trainer.train`.
         """
         policy, params = self._consortium.policy, self._consortium.params
@@ -168,21 +186,22 @@ class PlaintextRounds:
             updates = self._train(number, present)
         refused = [name for name in present if name not in updates]
         grids = {name: quantise(update.vector.values, params)[0] for name, update in updates.items()}
-        if len(grids) < policy.min_clients:
-            raise CohortError(f"the policy demands {policy.min_clients} clients, and there are {len(grids)} updates; nothing was summed")
         with clock.phase("sum"):
-            combined = combine(
-                grids,
-                layout=self.model.layout,
-                weights=self._weights,
-                rule=self._consortium.rule,
-                policy=policy,
-                params=params,
-                round=number,
-                scores=self.state.scores,
-                validator=None if self._consortium.validator is None else self._consortium.validator.name,
-                noise_energy=self._consortium.noise_energy(self.model.layout.size),
-            )
+            try:
+                combined = combine(
+                    grids,
+                    layout=self.model.layout,
+                    weights=self._weights,
+                    rule=self._consortium.rule,
+                    policy=policy,
+                    params=params,
+                    round=number,
+                    scores=self.state.scores,
+                    validator=None if self._consortium.validator is None else self._consortium.validator.name,
+                    noise_energy=self._consortium.noise_energy(self.model.layout.size),
+                )
+            except OpeningRefusedError as error:  # the server of an encrypted run does not close such a round
+                raise CohortError(f"the updates that came may not be combined: {error}; nothing was summed") from error
             state = self.state.after(combined.movement, round=number, optimizer=self._consortium.server_optimizer, scores=combined.scores)
         if combined.aggregate is not None:
             for trainer in self._trainers.values():
@@ -200,6 +219,7 @@ class PlaintextRounds:
             bytes_up={},
             bytes_down={},
             seconds=clock.seconds,
+            fallback="" if combined.fallback is None else combined.fallback.name,
         )
         return record, combined.aggregate
 

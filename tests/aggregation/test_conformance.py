@@ -128,7 +128,7 @@ def test_a_permutation_of_the_clients_changes_nothing(rule: Any, seed: int) -> N
 
 
 @every_rule
-@pytest.mark.parametrize("scale", [2.0**-30, 8.0])
+@pytest.mark.parametrize("scale", [2.0**-30, 8.0, 2.0**-332, 2.0**332])  # the last two are 1e-100 and 1e100
 def test_a_common_scale_of_the_updates_scales_the_result(rule: Any, scale: float) -> None:
     weights, updates, reference = some_round()
     length = LENGTHS.get(type(rule))

@@ -7,7 +7,9 @@ from scipy.optimize import minimize
 from privfed.aggregation.gram import Gram, gram
 from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
 from privfed.aggregation.rules import GramRule, MultiKrum
-from privfed.errors import CohortError
+from privfed.agreement import OpeningPolicy
+from privfed.contribution.cosine import Cgsv
+from privfed.errors import CohortError, OpeningRefusedError
 from privfed.update import Layout, PlainVector
 
 SIZE = 6
@@ -91,11 +93,42 @@ def test_centered_clipping_lets_nobody_move_the_result_by_more_than_the_radius_o
 def test_fltrust_is_its_definition(seed: int) -> None:
     rows, reference, _ = spread_round(seed)
     norms, length = np.linalg.norm(rows, axis=1), np.linalg.norm(reference)
+    rows *= np.maximum(1, 0.34 * np.median(norms) / norms)[:, np.newaxis]  # none that is shorter than a third of the median
+    norms = np.linalg.norm(rows, axis=1)
     trust = np.maximum(rows @ reference / (norms * length), 0)
     if not trust.any():
         return
     expected = (trust * length / norms) @ rows / trust.sum()
     np.testing.assert_allclose(moved(FLTrust(), rows, reference), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", [0.3, 1e-2, 1e-5, 1e-9, 1e-150])
+@pytest.mark.parametrize("rule", [FLTrust(), Cgsv()], ids=lambda rule: rule.name[:7])
+def test_a_very_short_update_gets_no_more_than_three_times_the_weight_of_a_median_one(rule: FLTrust | Cgsv, norm: float) -> None:
+    towards = np.ones(SIZE) / np.sqrt(SIZE)
+    rows = np.outer([norm, 1.0, 1.0, 1.0], towards)
+    matrix = matrix_of(rows, towards)
+    mixture = rule.step({}, matrix)[1] if isinstance(rule, Cgsv) else rule.mixture(dict.fromkeys(matrix.names, 1.0), matrix)
+    assert mixture.weights["c00"] <= 3 * (1 + 1e-12) * mixture.weights["c01"]
+    OpeningPolicy().check_chosen(mixture.coefficients(total=1024))
+    # What it moves the model by goes to nothing with its norm.
+    assert mixture.shares["c00"] * norm <= min(1.0, (3 * norm) ** 2) * mixture.shares["c01"] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("rule", [FLTrust(), Cgsv()], ids=lambda rule: rule.name[:7])
+def test_of_the_fewest_clients_a_short_one_leaves_as_many_effective_as_the_policy_demands(rule: FLTrust | Cgsv) -> None:
+    towards = np.ones(SIZE) / np.sqrt(SIZE)
+    matrix = matrix_of(np.outer([1 / 3, 1.0, 1.0], towards), towards)  # at a third, length buys most
+    mixture = rule.step({}, matrix)[1] if isinstance(rule, Cgsv) else rule.mixture(dict.fromkeys(matrix.names, 1.0), matrix)
+    OpeningPolicy().check_chosen(mixture.coefficients(total=1024))
+    with pytest.raises(OpeningRefusedError, match="effective clients"):  # what the rule's definition would have made of an eighth
+        OpeningPolicy(max_share=0.9).check_chosen({"c00": 8, "c01": 1, "c02": 1})
+
+
+def test_lengths_are_norms_but_at_least_a_third_of_the_median_of_those_that_are_not_zero() -> None:
+    rows = np.diag([0.0, 0.0, 0.0, 0.1, 3.0, 9.0])
+    assert matrix_of(rows).lengths.tolist() == [1.0, 1.0, 1.0, 1.0, 3.0, 9.0]
+    assert matrix_of(np.zeros((3, SIZE))).lengths.tolist() == [0.0] * 3
 
 
 def test_fltrust_without_any_update_that_points_the_way_of_the_reference_is_refused() -> None:

@@ -1,5 +1,6 @@
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
+from privfed.contribution import estimators
 from privfed.contribution.estimators import Automatic, Exact, MonteCarlo, Strata
 from privfed.contribution.game import AngularUtility, EuclideanUtility, Game
 
@@ -140,6 +142,51 @@ def test_sampling_is_unbiased_and_its_error_falls_with_the_square_root(kind: str
     # Forty estimates: their mean is off by error / sqrt(40), six of these. One permutation has an error of the size of a value.
     assert np.abs(estimates.mean(axis=0) - exact).max() < 6 * error / math.sqrt(40)
     assert error < np.ptp(exact) * 2 / math.sqrt(permutations)
+
+
+def test_every_round_draws_other_permutations_and_all_parties_of_a_round_the_same() -> None:
+    game, _, _ = world(5, 14, bad=3, long=3.0)
+    estimator = MonteCarlo(permutations=20)
+    rounds = [replace(game, seed=seed) for seed in (1, 2)]
+    np.testing.assert_array_equal(estimator.values(rounds[0]), estimator.values(replace(game, seed=1)))
+    assert np.abs(estimator.values(rounds[0]) - estimator.values(rounds[1])).max() > 0
+    assert np.abs(estimator.values(rounds[0]) - MonteCarlo(permutations=20, seed=1).values(game)).max() > 0
+
+
+def test_over_rounds_the_errors_of_sampling_cancel_out() -> None:
+    game, _, _ = world(5, 14, bad=3, long=3.0)
+    exact, estimator = Exact().values(game), MonteCarlo(permutations=20)
+    estimates = np.stack([estimator.values(replace(game, seed=number)) for number in range(100)])
+    error = estimates.std(axis=0, ddof=1)
+    # The mean of a hundred is off by a tenth of the error of one; with the permutations of one round in all of them, by all of it.
+    assert (np.abs(estimates.mean(axis=0) - exact) < 6 * error / 10).all()
+    assert np.abs(estimates[0] - exact).max() > 6 * np.abs(estimates.mean(axis=0) - exact).max() / 3
+
+
+def one_by_one(game: Game, line: Any, order: np.ndarray) -> np.ndarray:
+    """What each client adds to the game minus its linearisation, in every order, from its definition."""
+    total = np.zeros(game.clients)
+    for row in order:
+        last = 0.0
+        for step, client in enumerate(row):
+            members, size = row[: step + 1], step + 1
+            rest = 0.0
+            if 2 < size < game.clients - 2:
+                square, product = game.products[np.ix_(members, members)].sum(), game.linear[members].sum()
+                at = np.array([size])
+                rest = float(game.utility.value(square, product, size)) - float(line.value_at(square, product, at)[0, 0])
+            total[client] += rest - last
+            last = rest
+    return total
+
+
+@pytest.mark.parametrize("kind", UTILITIES)
+@pytest.mark.parametrize("count", [4, 5, 6, 9])
+def test_all_orders_at_once_are_the_orders_one_by_one(kind: str, count: int) -> None:
+    game, _, _ = world(2, count, kind=kind, bad=1, long=6.0)
+    line = estimators._Line.of(game, estimators._Means.of(game))
+    order = np.random.default_rng(0).permuted(np.tile(np.arange(count), (7, 1)), axis=1)
+    np.testing.assert_allclose(MonteCarlo._marginals(game, line, order), one_by_one(game, line, order), atol=1e-13)
 
 
 def plain_monte_carlo(game: Game, permutations: int, seed: int) -> np.ndarray:

@@ -125,13 +125,22 @@ def test_a_permutation_of_the_clients_permutes_scores_and_weights(rule: Any, see
 
 
 @every_rule
-@pytest.mark.parametrize("scale", [2.0**-30, 8.0])
+@pytest.mark.parametrize("scale", [2.0**-30, 8.0, 2.0**-332, 2.0**332])  # the last two are 1e-100 and 1e100
 def test_a_common_scale_changes_neither_scores_nor_weights(rule: Any, scale: float) -> None:
     rows, reference = some_updates()
     scores, mixture = rule.step({}, matrix_of(rows, reference))
     scaled, scaled_mixture = rule.step({}, matrix_of({name: row * scale for name, row in rows.items()}, reference * scale))
     assert scaled == pytest.approx(scores, abs=1e-12)
     assert scaled_mixture.shares == pytest.approx(dict(mixture.shares), abs=1e-12)
+
+
+@pytest.mark.parametrize("rule", [FedTsv(), FedTsv(game=TrajectoryGame(distance=Angular())), LeaveOneOut()], ids=lambda rule: rule.name[:70])
+@pytest.mark.parametrize("scale", [2.0**-400, 2.0**400])
+def test_the_length_of_the_reference_changes_nothing_however_far_from_that_of_the_updates(rule: Any, scale: float) -> None:
+    rows, reference = some_updates()
+    scores, _ = rule.step({}, matrix_of(rows, reference))
+    scaled, _ = rule.step({}, matrix_of(rows, reference * scale))
+    assert scaled == pytest.approx(scores, abs=1e-12)
 
 
 @every_rule
