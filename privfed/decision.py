@@ -212,6 +212,9 @@ def decide(
 def checked_gram(agreement: Agreement, participants: Sequence[str], products: NDArray[np.float64]) -> Gram:
     """The Gram matrix of those contributors that keep to the bound, with the reference if there is one.
 
+    An update is nothing if all of its inner products are within the error of an opening, and a reference if its squared norm is: the
+    angles of what is left would be chance.
+
     Raises:
         ValueError: If nobody does, or the reference does not, or the numbers are no inner products of updates.
     """
@@ -223,6 +226,8 @@ def checked_gram(agreement: Agreement, participants: Sequence[str], products: ND
     lengths = np.sqrt(np.maximum(squares, 0.0) + slack)
     if (squares < -slack).any() or (np.abs(products) > np.outer(lengths, lengths) + slack).any():
         raise ValueError("expected inner products of updates, got numbers that are none")
+    sent = (np.abs(products) > slack).any(axis=1).astype(np.float64)
+    products = products * np.outer(sent, sent)
     rows = {name: row for row, name in enumerate(participants)}
     kept = _within_bound(agreement, params, participants, products)
     places = [rows[name] for name in kept]
@@ -231,8 +236,8 @@ def checked_gram(agreement: Agreement, participants: Sequence[str], products: ND
         row = rows[agreement.validator.name]
         if squares[row] > longest:
             raise ValueError("expected a reference within the bound, got a longer one")
-        reference = Reference(products=products[row, places], square=max(float(squares[row]), 0.0))
-    matrix = products[np.ix_(places, places)].copy()
+        reference = Reference(products=products[row, places], square=float(squares[row]) if squares[row] > slack else 0.0)
+    matrix = products[np.ix_(places, places)]
     np.fill_diagonal(matrix, np.maximum(np.diag(matrix), 0.0))
     gram = Gram(names=tuple(kept), size=size, products=matrix, reference=reference)
     return gram.with_declared_noise(agreement.noise_energy, reference=None if agreement.validator is None else agreement.validator.name)

@@ -144,6 +144,10 @@ def test_no_update_and_mixed_layouts_are_refused() -> None:
             value({})
         with pytest.raises(LayoutMismatchError, match="nothing was evaluated"):
             value({**updates, "c9": plain([1.0])})
+    same_size = PlainVector(layout=Layout(names=("another",), shapes=((updates["c0"].layout.size,),)), values=updates["c0"].values)
+    for value in [*everyone(utility), lambda updates: leave_one_out_by_utility(updates, utility)]:
+        with pytest.raises(LayoutMismatchError, match="nothing was evaluated"):
+            value({**updates, "c9": same_size})
     with pytest.raises(ValueError, match="at least 2 clients, got 1"):
         leave_one_out_by_utility({"c0": updates["c0"]}, utility)
 

@@ -1,4 +1,6 @@
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,14 @@ from privfed.aggregation.server_optimizer import FedAdam
 from privfed.agreement import OpeningPolicy
 from privfed.consortium import Consortium, Plaintext
 from privfed.contribution.cosine import Cgsv
+from privfed.data.samples import Samples
 from privfed.engines.local import Simulation, simulate
+from privfed.engines.plain_site import PlainSite
 from privfed.engines.plaintext import PlaintextRounds
 from privfed.errors import AgreementMismatchError, DamagedFileError, FolderInUseError
+from privfed.training.loss import BinaryCrossEntropy, binary_cross_entropy, cross_entropy
 from privfed.training.scaffold import Scaffold
+from privfed.update import Layout, PlainVector
 
 Make = Callable[..., Consortium]
 OPTIONS: dict[str, Any] = {
@@ -21,7 +27,7 @@ OPTIONS: dict[str, Any] = {
     "keys": Plaintext(),
     "rule": Cgsv(length=0.05),
     "server_optimizer": FedAdam(learning_rate=0.05),
-    "policy": OpeningPolicy(min_clients=2, max_share=0.999),
+    "policy": OpeningPolicy(min_clients=2, max_share=0.999, min_effective_clients=1.0),
 }
 
 
@@ -90,6 +96,7 @@ def test_only_the_last_states_are_kept(consortium: Consortium, model: torch.nn.M
         ({"count": 5}, "list of clients and another training"),
         ({"policy": OpeningPolicy(min_clients=3)}, "policy"),
         ({"keys": Plaintext(train_together=True)}, "way of training"),
+        ({"loss": BinaryCrossEntropy(positive_weight=2.0)}, "loss"),
     ],
 )
 def test_a_folder_of_another_run_is_refused_and_left_as_it_is(
@@ -101,6 +108,58 @@ def test_a_folder_of_another_run_is_refused_and_left_as_it_is(
         run(non_private(**(OPTIONS | change)), model, 2, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     run(non_private(**OPTIONS), model, 2, tmp_path)
+
+
+@pytest.mark.parametrize("change", ["a value", "a label", "groups", "a record less"])
+def test_other_records_are_refused(consortium: Consortium, model: torch.nn.Module, tmp_path: Path, change: str) -> None:
+    run(consortium, model, 1, tmp_path)
+    data = consortium.clients[2].data
+    features, labels, groups = np.array(data.features), np.array(data.labels), data.groups
+    if change == "a value":
+        features[7, 1] = np.nextafter(features[7, 1], np.float32(9))
+    elif change == "a label":
+        labels[7] = 1 - labels[7]
+    elif change == "groups":
+        groups = np.arange(len(labels))
+    else:
+        features, labels = features[1:], labels[1:]
+    other = replace(consortium.clients[2], data=Samples(features=features, labels=labels, groups=groups, columns=data.columns))
+    clients = [*consortium.clients[:2], other, *consortium.clients[3:]]
+    with pytest.raises(AgreementMismatchError, match="another set of records; nothing was changed"):
+        run(replace(consortium, clients=clients), model, 2, tmp_path)
+    run(consortium, model, 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("loss", "other"),
+    [
+        (binary_cross_entropy, BinaryCrossEntropy(positive_weight=1.0)),
+        (BinaryCrossEntropy(positive_weight=2.0), BinaryCrossEntropy(positive_weight=3.0)),
+        (cross_entropy, binary_cross_entropy),
+    ],
+)
+def test_a_loss_is_the_same_after_a_restart_and_another_one_is_not(consortium: Consortium, tmp_path: Path, loss: Any, other: Any) -> None:
+    start = PlainVector(layout=Layout(names=("w",), shapes=((3,),)), values=[0.0, 0.0, 0.0])
+    again = copy.copy(loss) if isinstance(loss, BinaryCrossEntropy) else loss
+    for given in (loss, again):
+        PlainSite(tmp_path, consortium=replace(consortium, loss=given), initial=start).close()
+    with pytest.raises(AgreementMismatchError, match="another loss"):
+        PlainSite(tmp_path, consortium=replace(consortium, loss=other), initial=start)
+
+
+class Halved:
+    """A loss that is neither a function nor a dataclass."""
+
+    def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return binary_cross_entropy(outputs, labels) / 2
+
+
+def test_a_loss_that_is_an_object_is_known_by_its_class(consortium: Consortium, tmp_path: Path) -> None:
+    start = PlainVector(layout=Layout(names=("w",), shapes=((3,),)), values=[0.0, 0.0, 0.0])
+    for _ in range(2):
+        PlainSite(tmp_path, consortium=replace(consortium, loss=Halved()), initial=start).close()
+    with pytest.raises(AgreementMismatchError, match="another loss"):
+        PlainSite(tmp_path, consortium=consortium, initial=start)
 
 
 def test_another_start_is_refused(consortium: Consortium, model: torch.nn.Module, tmp_path: Path) -> None:

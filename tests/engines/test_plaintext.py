@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -6,17 +7,21 @@ import pytest
 import torch
 
 from privfed.aggregation.coordinatewise import CoordinateMedian, Krum
-from privfed.aggregation.robust import FLTrust, GeometricMedian, NormBound
-from privfed.aggregation.rules import FedAvg
-from privfed.agreement import OpeningPolicy
+from privfed.aggregation.mixture import Mixture
+from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
+from privfed.aggregation.rules import FedAvg, MultiKrum, NearestNeighbourMixing
+from privfed.agreement import OpeningPolicy, Validator
 from privfed.consortium import Consortium, Plaintext
 from privfed.contribution.cosine import Cgsv
-from privfed.contribution.trajectory import FedTsv
+from privfed.contribution.leave_one_out import LeaveOneOut
+from privfed.contribution.trajectory import Angular, FedTsv, TrajectoryGame
+from privfed.decision import Fallback, decide
 from privfed.engines.local import simulate
 from privfed.engines.plaintext import Combined, combine
-from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
-from privfed.he.codec import quantise
+from privfed.errors import CohortError, OpeningRefusedError, RoundSkippedError, UnsupportedInThisModeError
+from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
+from privfed.he.product_params import ProductParams
 from privfed.update import Layout
 
 PARAMS = CkksParams.standard(bound=1.0)
@@ -69,11 +74,142 @@ def test_scores_go_in_and_come_out() -> None:
 
 
 def test_the_policy_holds_for_real_proportions() -> None:
-    rows = some_rows()
+    rows = dict(list(some_rows().items())[:3])
+    combined(rows, GeometricMedian())
+    with pytest.raises(RoundSkippedError, match="the rule leaves .* effective clients.*; nothing was summed"):
+        combined(rows, GeometricMedian(), policy=OpeningPolicy(min_effective_clients=3.5))
     with pytest.raises(OpeningRefusedError, match="one client would be more"):
-        combined(
-            {"bank_0": rows["bank_0"] * 1e-3, **{name: rows[name] for name in list(rows)[1:3]}}, Cgsv(), policy=OpeningPolicy(max_share=0.5)
-        )
+        combined(rows, FedAvg(), weights={"bank_0": 9.0, "bank_1": 1.0, "bank_2": 1.0})
+
+
+# ---------------------------------------------------------------- the same decisions as under encryption
+
+SEALED = ProductParams.exact(bound=2.0)
+NAMES = tuple(f"bank_{index:02}" for index in range(6))
+SCORED: tuple[Any, ...] = (
+    MultiKrum(byzantine=1, keep=3),
+    MultiKrum(byzantine=1, keep=1),
+    MultiKrum(byzantine=2, keep=3),
+    NearestNeighbourMixing(byzantine=1, rule=GeometricMedian()),
+    GeometricMedian(),
+    NormBound(max_norm=0.3),
+    FLTrust(),
+    Cgsv(),
+    FedTsv(),
+    FedTsv.published(),
+    FedTsv(game=TrajectoryGame(distance=Angular())),
+    LeaveOneOut(),
+)
+
+
+def ordinary() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=LAYOUT.size) / 10 + rng.normal(size=(6, LAYOUT.size)) / 20
+
+
+def changed(rows: Any, change: np.ndarray) -> np.ndarray:
+    values = ordinary()
+    values[rows] = change
+    return values
+
+
+SITUATIONS: Mapping[str, Callable[[], np.ndarray]] = {
+    "an ordinary round": ordinary,
+    "one sends nothing": lambda: changed(0, np.zeros(LAYOUT.size)),
+    "one sends little": lambda: changed(0, 0.03 * ordinary()[1]),
+    "one sends next to nothing": lambda: changed(0, 1e-4 * ordinary()[1]),
+    "two send little": lambda: changed([0, 1], ordinary()[1:3] * [[3e-3], [6e-3]]),
+    "one sends much": lambda: changed(0, 1.9 * ordinary()[1] / np.linalg.norm(ordinary()[1])),
+    "two send the same": lambda: changed(0, ordinary()[1]),
+    "one alone goes the way of the reference": lambda: changed(slice(1, 5), -0.9 * ordinary()[1:5]),
+    "all go against the reference": lambda: changed(slice(0, 5), -ordinary()[:5]),
+    "most send nothing": lambda: changed(slice(1, 5), np.zeros((4, LAYOUT.size))),
+    "nobody sends anything": lambda: np.zeros((6, LAYOUT.size)),
+}
+POLICIES = (OpeningPolicy(), OpeningPolicy(max_share=0.3), OpeningPolicy(min_effective_clients=4.6))
+BEFORE: tuple[dict[str, float], ...] = ({}, dict.fromkeys(NAMES[:5], 0.2) | {"bank_01": 0.05})
+
+
+@pytest.mark.parametrize("rule", SCORED, ids=lambda rule: rule.name[:60])
+def test_a_round_in_the_clear_and_an_encrypted_one_decide_the_same(meet: Any, rule: Any) -> None:
+    validator = "bank_05" if rule.needs_reference else None
+    named = None if validator is None else Validator(name=validator, commitment=bytes(32), public=True)
+    seen = set()
+    opening = np.random.default_rng(1)
+    for policy in POLICIES:
+        agreement = meet(count=6, rule=rule, validator=named, params=SEALED, policy=policy, layout=LAYOUT).agreement
+        for (situation, make), before in itertools.product(SITUATIONS.items(), BEFORE):
+            grids = {name: quantise(row, SEALED)[0] for name, row in zip(NAMES, make(), strict=True)}
+            rows = np.stack([dequantise(grid, 1, SEALED) for grid in grids.values()])
+            # What is opened is rounded.
+            error = opening.uniform(-1, 1, (6, 6)) * SEALED.scalar_error(LAYOUT.size)
+            products = rows @ rows.T + np.triu(error) + np.triu(error, 1).T
+            sealed = decide(agreement, NAMES, products, scores=before, assurance="RECOMPUTED", digest=bytes(32))
+            try:
+                clear = combine(
+                    grids,
+                    layout=LAYOUT,
+                    weights=dict.fromkeys(NAMES, 1.0),
+                    rule=rule,
+                    policy=policy,
+                    params=SEALED,
+                    round=0,
+                    scores=before,
+                    validator=validator,
+                )
+            except RoundSkippedError:
+                clear = None
+            where = (rule.name, situation, policy, bool(before))
+            if isinstance(rule, FedTsv) and isinstance(rule.game.distance, Angular) and {"little", "next"} & set(situation.split()):
+                continue  # an angle counts in full, and of a short update the opening shows it in part
+            fallback = Fallback.SKIPPED if clear is None or clear.fallback is None else clear.fallback
+            assert sealed.fallback is fallback, (where, sealed.reason)
+            seen.add(fallback)
+            if clear is not None:
+                assert max(abs(sealed.coefficients[name] - clear.coefficients[name]) for name in NAMES) <= 1, where
+                assert sealed.scores == pytest.approx(dict(clear.scores), abs=1e-6), where
+    assert Fallback.SKIPPED in seen or isinstance(rule, NearestNeighbourMixing)  # the situations tell decisions apart
+
+
+def test_a_round_in_the_clear_that_may_not_be_combined_is_skipped_and_the_next_one_is_held(
+    model: torch.nn.Module, non_private: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    real = OpeningPolicy.check_chosen
+
+    def first(self: OpeningPolicy, coefficients: Any) -> None:
+        calls.append(coefficients)
+        real(OpeningPolicy(min_effective_clients=100.0) if len(calls) == 1 else self, coefficients)
+
+    monkeypatch.setattr(OpeningPolicy, "check_chosen", first)
+    history = simulate(non_private(count=5, keys=Plaintext(), rule=GeometricMedian()), model, rounds=2)
+    assert [(lost.round, "nothing was summed" in lost.reason) for lost in history.failed] == [(0, True)]
+    assert [(summary.record.round, summary.record.fallback) for summary in history.rounds] == [(1, "NONE")]
+
+
+def test_without_its_reference_a_round_in_the_clear_is_not_held() -> None:
+    rows = some_rows()
+    assert combined(rows, FLTrust(), validator="bank_4").coefficients["bank_4"] == 0
+    with pytest.raises(CohortError, match="the reference of 'bank_9' is missing; nothing was summed"):
+        combined(rows, FLTrust(), validator="bank_9")
+    with pytest.raises(CohortError, match="demands 5 clients, and 4 contribute"):
+        combined(rows, FLTrust(), validator="bank_4", policy=OpeningPolicy(min_clients=5))
+
+
+def test_a_rule_about_a_centre_moves_the_model_by_its_share_of_the_reference() -> None:
+    rows = some_rows()
+    result = combined(rows, CenteredClipping(radius=1e-6), validator="bank_4")
+    # All differences are cut to a millionth: what is left is the centre.
+    np.testing.assert_allclose(result.movement.values, rows["bank_4"], atol=1e-6 + PARAMS.step)
+
+
+def test_estimators_in_the_clear_draw_anew_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(Cgsv, "step", lambda self, scores, matrix: seeds.append(matrix.seed) or ({}, uniform(matrix)))
+    uniform = lambda matrix: Mixture(weights=dict.fromkeys(matrix.names, 1.0))  # noqa: E731
+    for number in (3, 4):
+        combined(some_rows(), Cgsv(), round=number)
+    assert seeds == [3, 4]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from privfed.aggregation.rules import FedAvg, MultiKrum
 from privfed.agreement import OpeningPolicy, Validator
 from privfed.consortium import Consortium, Plaintext
 from privfed.contribution.cosine import Cgsv
+from privfed.contribution.estimators import MonteCarlo
 from privfed.contribution.scores import ScoreStore
 from privfed.contribution.trajectory import FedTsv
 from privfed.engines.local import Simulation, simulate
@@ -102,6 +103,19 @@ def test_sketches_open_inner_products_within_their_stated_interval(six: Make, mo
     stated = np.array([[standard_error(exact[i, j], exact[i, i], exact[j, j]) for j in range(6)] for i in range(6)])
     assert (apart <= 6 * stated).all()
     assert (apart > params.scalar_error(9001)).any()  # it is a sketch
+
+
+def test_all_openers_of_a_round_draw_the_same_permutations_and_every_round_draws_others(
+    model: torch.nn.Module, six: Make, monkeypatch: Any
+) -> None:
+    drawn: list[int] = []
+    real = MonteCarlo.values
+    monkeypatch.setattr(MonteCarlo, "values", lambda self, game: drawn.append(game.seed) or real(self, game))
+    rule = FedTsv(estimator=MonteCarlo(permutations=3))
+    simulate(six(count=4, rule=rule, validator=replace(VALIDATOR, name="bank_3")), model, rounds=2)
+    assert len(drawn) == 2 * 4
+    assert len(set(drawn[:4])) == len(set(drawn[4:])) == 1
+    assert drawn[0] != drawn[4]
 
 
 def test_a_server_process_multiplies_without_a_key(model: torch.nn.Module, six: Make) -> None:
