@@ -93,7 +93,7 @@ def test_only_the_last_states_are_kept(consortium: Consortium, model: torch.nn.M
     [
         ({"rule": Cgsv(length=0.1)}, "rule"),
         ({"server_optimizer": FedAdam(learning_rate=0.1)}, "rule"),
-        ({"count": 5}, "list of clients and another training"),
+        ({"count": 5}, "list of clients and another training and another set of records"),
         ({"policy": OpeningPolicy(min_clients=3)}, "policy"),
         ({"keys": Plaintext(train_together=True)}, "way of training"),
         ({"loss": BinaryCrossEntropy(positive_weight=2.0)}, "loss"),
