@@ -10,6 +10,7 @@ from privfed.attacks.adversary import SERVER, Form, Holding
 from privfed.attacks.meters import Meter
 from privfed.attacks.observation import NotApplicable
 from privfed.attacks.scoring import Interval
+from privfed.audit.poisoned import Poisoned
 from privfed.audit.findings import Audit, Finding, Measured
 from privfed.audit.metering import MeteredTraining, TrainingReading
 from privfed.audit.suite import Baseline, Example
@@ -66,6 +67,7 @@ AUDIT = Audit(
     ),
     holdings={"the server": (Holding(what="uploads", size=12, form=Form.CIPHERTEXT),), "nobody": ()},
     seconds=1.5,
+    poisonings=(Poisoned(attack="its own, turned round", held=True, share=0.25, moved=0.5, cosine=-0.1),),
 )
 
 

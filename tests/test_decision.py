@@ -41,9 +41,7 @@ def rows(*, last: float = 1.0, seed: int = 0) -> np.ndarray:
     return found
 
 
-def decided(
-    agreement: Agreement, values: np.ndarray, scores: dict[str, float] | None = None, *, digest: bytes = bytes(32)
-) -> Decision:
+def decided(agreement: Agreement, values: np.ndarray, scores: dict[str, float] | None = None, *, digest: bytes = bytes(32)) -> Decision:
     return decide(agreement, NAMES, values @ values.T, scores=scores or {}, assurance="RECOMPUTED", digest=digest)
 
 

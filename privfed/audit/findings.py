@@ -13,6 +13,7 @@ from privfed.attacks.scoring import Interval
 from privfed.audit.example import Example
 from privfed.audit.metering import MeteredTraining
 from privfed.audit.openings import OpeningReading
+from privfed.audit.poisoned import Poisoned
 from privfed.audit.suite import Baseline
 
 _FALSE_ALARM = 1e-3
@@ -202,6 +203,8 @@ class Audit:
         holdings: Everything that each party held after the first round, by the party's name.
         seconds: Elapsed time.
         opening: What the first opened sum gave away of its key; None where nothing was encrypted.
+        poisonings: What one client that lies could make of a round under the rule and the policy, first of one that is honest; empty if
+            no round of honest clients is held on canaries.
     """
 
     mode: str
@@ -214,6 +217,7 @@ class Audit:
     holdings: Mapping[str, tuple[Holding, ...]]
     seconds: float
     opening: OpeningReading | None = None
+    poisonings: tuple[Poisoned, ...] = ()
 
     @property
     def keys_at_server(self) -> tuple[str, ...]:
@@ -301,6 +305,7 @@ class Audit:
             "trainings": [metered.to_json() for metered in self.trainings],
             "opening": None if self.opening is None else {"fault": self.opening.fault or None, "evidence": self.opening.evidence},
             "findings": [finding.to_json() for finding in self.findings],
+            "poisoning": [poisoned.to_json() for poisoned in self.poisonings],
             "holdings": {
                 name: [{**asdict(holding), "form": holding.form.value} for holding in holdings] for name, holdings in self.holdings.items()
             },

@@ -22,6 +22,7 @@ from privfed.audit.canaries import Canaries
 from privfed.audit.findings import Audit, Finding, Measured
 from privfed.audit.metering import meter_training
 from privfed.audit.openings import read_opening
+from privfed.audit.poisoned import rehearse_poisoning
 from privfed.audit.rounds import Setting, audited_setting, control_setting, facts, hold_canary_round
 from privfed.audit.suite import SUITE, AuditAttack, Baseline, Score
 from privfed.consortium import Consortium
@@ -63,6 +64,7 @@ def run_audit(
     The rounds are a bad case for a client: three clients or as many as the policy demands, a few rows each, a single step that visits
     all of them. The attacks are those of `attacks`: that they fail bounds nothing. What bounds any attack is the epsilon of the ledger,
     if each client trains as it declares: that is measured as well, with canaries in every client's own training (`meter_training`).
+    What a client that lies could make of a round is rehearsed under the consortium's rule and policy (`rehearse_poisoning`).
 
     Args:
         consortium: Whose protection is audited: mode, policy, parameters, loss, and the training of the client with the least noise.
@@ -124,6 +126,7 @@ def run_audit(
         all(isinstance(result, Score) for result in outcomes[look, attack.name]) for look in looks if not look.control for attack in attacks
     )
     level = 1 - _RISK / max(1, compared)
+    poisonings = rehearse_poisoning(consortium, model, schema=schema, rng=rng)
     return Audit(
         mode=consortium.mode,
         protection=looks[0].setting.protection,
@@ -139,6 +142,7 @@ def run_audit(
         holdings={look.party: first[look].holdings for look in looks if not look.control},
         seconds=time.perf_counter() - started,
         opening=opening,
+        poisonings=poisonings,
     )
 
 

@@ -190,6 +190,17 @@ def show_audit(found: "Audit") -> None:
             "column's range. Nothing to attack is no proof of safety.",
         )
     )
+    if found.poisonings:
+        Console().print(
+            table(
+                "What one client that lies could make of a round",
+                ("it sends", "what comes of it"),
+                rows=((poisoned.attack, poisoned.sentence()) for poisoned in found.poisonings),
+                left=2,
+                caption="One round on made-up records, under the rule and the policy of this consortium. The client is the heaviest one, "
+                "and knows all other updates.",
+            )
+        )
     typer.echo(f"Training, measured with canaries. {printable(found.verdict, most=_LONGEST)}")
 
 

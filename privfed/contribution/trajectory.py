@@ -130,9 +130,7 @@ class TrajectoryGame:
             raise ValueError("expected a reference that is not zero")
         utility, matrix = self.distance.game(_of_length_one(gram), self.scale)
         reference = matrix.known_reference()
-        return Game(
-            products=matrix.products, linear=reference.products, utility=utility, empty=self.nobody.worth(utility), seed=gram.seed
-        )
+        return Game(products=matrix.products, linear=reference.products, utility=utility, empty=self.nobody.worth(utility), seed=gram.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,7 +134,9 @@ def test_a_common_scale_changes_neither_scores_nor_weights(rule: Any, scale: flo
     assert scaled_mixture.shares == pytest.approx(dict(mixture.shares), abs=1e-12)
 
 
-@pytest.mark.parametrize("rule", [FedTsv(), FedTsv(game=TrajectoryGame(distance=Angular())), LeaveOneOut()], ids=lambda rule: rule.name[:70])
+@pytest.mark.parametrize(
+    "rule", [FedTsv(), FedTsv(game=TrajectoryGame(distance=Angular())), LeaveOneOut()], ids=lambda rule: rule.name[:70]
+)
 @pytest.mark.parametrize("scale", [2.0**-400, 2.0**400])
 def test_the_length_of_the_reference_changes_nothing_however_far_from_that_of_the_updates(rule: Any, scale: float) -> None:
     rows, reference = some_updates()
