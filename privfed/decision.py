@@ -1,8 +1,9 @@
 """What is made of a round's inner products: coefficients that the policy allows, or none.
 
-Openers decide so, and so does a run in the clear that is compared with theirs. Under encryption it is the coefficients that single out a client, if anything does: Krum takes one update, and so does FedTSV in a round
-in which one client alone has a positive score. Such coefficients are never opened. What happens instead is defined, and the same at every
-opener: the weights of the rounds before, if the rule keeps any and the policy allows them; else the round is skipped.
+Openers decide so, and so does a run in the clear that is compared with theirs. Under encryption it is the coefficients that single out a
+client, if anything does: Krum takes one update, and so does FedTSV in a round in which one client alone has a positive score. Such
+coefficients are never opened. What happens instead is defined, and the same at every opener: the weights of the rounds before, if the rule
+keeps any and the policy allows them; else the round is skipped.
 """
 
 import hashlib

@@ -10,9 +10,9 @@ from privfed.attacks.adversary import SERVER, Form, Holding
 from privfed.attacks.meters import Meter
 from privfed.attacks.observation import NotApplicable
 from privfed.attacks.scoring import Interval
-from privfed.audit.poisoned import Poisoned
 from privfed.audit.findings import Audit, Finding, Measured
 from privfed.audit.metering import MeteredTraining, TrainingReading
+from privfed.audit.poisoned import Poisoned
 from privfed.audit.suite import Baseline, Example
 from privfed.audit_file import read_audit, write_audit
 from privfed.errors import UnsupportedDataError

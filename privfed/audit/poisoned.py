@@ -92,8 +92,12 @@ def rehearse_poisoning(consortium: Consortium, model: nn.Module, *, schema: Tabl
     start = values_of(model)
     reference = None if consortium.validator is None else consortium.validator.name
     liar = max((client for client in consortium.clients if client.name != reference), key=lambda client: client.weight)
-    others = {client.name: _update(client, consortium, model, start, schema, rng) for client in consortium.clients if client != liar}
-    own, other = (_update(liar, consortium, model, start, schema, rng) for _ in range(2))
+
+    def trained(client: Client) -> PlainVector:
+        return _update(client, consortium=consortium, model=model, schema=schema, rng=rng)
+
+    others = {client.name: trained(client) for client in consortium.clients if client.name != liar.name}
+    own, other = trained(liar), trained(liar)
     weights = {client.name: client.weight for client in consortium.clients}
 
     def outcome(sent: PlainVector) -> tuple[NDArray[np.float64], float] | None:
@@ -134,10 +138,9 @@ def _poisoned(attack: str, outcome: tuple[NDArray[np.float64], float] | None, ho
     )
 
 
-def _update(
-    client: Client, consortium: Consortium, model: nn.Module, start: PlainVector, schema: TableSchema, rng: np.random.Generator
-) -> PlainVector:
+def _update(client: Client, *, consortium: Consortium, model: nn.Module, schema: TableSchema, rng: np.random.Generator) -> PlainVector:
     """What a client sends that trains as it declares, on as many canaries as one of its batches has records."""
+    start = values_of(model)
     training, count = _on_canaries(client.training)
     made_up = Canaries.draw(schema, count=count, rng=rng).samples(client.data.columns)
     with ExitStack() as stack:

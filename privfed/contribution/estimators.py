@@ -180,7 +180,9 @@ class MonteCarlo:
         square, product = squares[inner - 1], np.cumsum(game.linear[newcomers], axis=0)[inner - 1]
         rest = np.zeros((clients + 1, count))  # of each size from 0
         rest[inner] = game.utility.value(square, product, inner[:, np.newaxis]) - line.value_at(square, product, inner)
-        return np.bincount(newcomers.ravel(), weights=np.diff(rest, axis=0).ravel(), minlength=clients)
+        total = np.zeros(clients)
+        total += np.bincount(newcomers.ravel(), weights=np.diff(rest, axis=0).ravel(), minlength=clients)
+        return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any
 
 from privfed.agreement import SESSION_BYTES
 from privfed.consortium import Consortium
@@ -134,7 +135,7 @@ def _terms_of(consortium: Consortium, initial: PlainVector) -> dict[str, str]:
 def _name_of(loss: PerSampleLoss) -> str:
     if is_dataclass(loss):
         return repr(loss)
-    kind = loss if hasattr(loss, "__qualname__") else type(loss)
+    kind: Any = loss if hasattr(loss, "__qualname__") else type(loss)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
