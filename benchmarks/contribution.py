@@ -2,7 +2,8 @@
 
 Speed: Shapley values from one Gram matrix against averaging the updates again for every coalition, on the same updates. Encrypted:
 what the Gram matrix of ciphertexts costs. Detection: clients with extremely skewed labels train on scikit-learn's digits, free riders
-join them, and each check's hits are counted, and its false alarms of honest clients.
+join them, and each check's hits are counted, and its false alarms of honest clients, also where labels are dealt evenly. Times are
+processor time of one thread.
 """
 
 import json
@@ -25,7 +26,7 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
 from benchmarks import encrypted_gram
-from privfed.aggregation.gram import gram
+from privfed.aggregation.gram import Gram, gram
 from privfed.aggregation.robust import FLTrust, GeometricMedian
 from privfed.aggregation.rules import MultiKrum, NearestNeighbourMixing
 from privfed.attacks.poisoning import Duplicate, Knowledge, PureNoise, Replay, UpdateAttack
@@ -50,12 +51,15 @@ RIDER_KINDS: Mapping[str, UpdateAttack] = {
     "nothing": Replay(factor=0.0),
     "replay": Replay(),
     "replay times 0.5": Replay(factor=0.5),
+    "replay times -1": Replay(factor=-1.0),
     "replay plus a tenth of noise": Replay(noise=0.1),
     "replay plus as much noise": Replay(noise=1.0),
     "noise": PureNoise(norm=1.0),
     "duplicate": Duplicate(),
 }
 NOISE_RATIOS = (0.0, 1.0, 10.0, 100.0)
+EVEN = 1000.0
+"""Dirichlet alpha at which all clients have all labels alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +102,19 @@ class Detection:
 class FalseAlarms:
     """Share of the honest clients that are flagged, by noise energy relative to the median energy of their updates without noise."""
 
+    alpha: float
     noise_ratio: float
     flagged: float
     clients: int
 
 
-def made_up_updates(clients: int, size: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Updates and a reference that have a direction in common; a fifth of the clients goes backwards."""
+def made_up_updates(clients: int, size: int, seed: int, *, long: int = 0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Updates and a reference that have a direction in common; a fifth of the clients goes backwards, `long` of these ten times as far."""
     rng = np.random.default_rng(seed)
     base = rng.normal(size=size) / math.sqrt(size)
     rows = base + rng.normal(size=(clients, size)) / math.sqrt(size)
     rows[: clients // 5] *= -0.7
+    rows[:long] *= 10
     return rows.astype(np.float32), (base + 0.5 * rng.normal(size=size) / math.sqrt(size)).astype(np.float32)
 
 
@@ -156,13 +162,13 @@ def compare(*, clients: int, size: int, permutations: int | None, again: int, re
     matrix = gram(updates, reference=known)
     values_seconds = best(lambda: rule.scores(matrix), repeats)
     values = np.array(list(rule.scores(matrix).values()))
-    start = time.perf_counter()
+    start = time.process_time()
     if permutations is None:
         expected, factor = exact_by_averaging_again(rows, reference), 1.0
     else:
         orders = np.stack([np.random.default_rng(seed).permutation(clients) for seed in range(again)])
         expected, factor = sampled_by_averaging_again(rows, reference, orders), permutations / again
-    again_seconds = (time.perf_counter() - start) * factor
+    again_seconds = (time.process_time() - start) * factor
     return Speed(
         way="exact" if permutations is None else f"{permutations} permutations",
         clients=clients,
@@ -180,26 +186,32 @@ def best(run: Callable[[], object], repeats: int) -> float:
     """Least seconds of some runs: what the work takes where nothing else runs."""
     seconds = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         run()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     return min(seconds)
 
 
 def time_scoring(clients: int, repeats: int) -> list[Scoring]:
     """Rules and scores on one Gram matrix."""
-    rows, reference = made_up_updates(clients, 1000, seed=1)
     layout = Layout(names=("w",), shapes=((1000,),))
-    matrix = gram(
-        {f"c{index:03}": PlainVector(layout=layout, values=row) for index, row in enumerate(rows)},
-        reference=PlainVector(layout=layout, values=reference),
-    )
+
+    def matrix_of(long: int) -> Gram:
+        rows, reference = made_up_updates(clients, layout.size, seed=1, long=long)
+        return gram(
+            {f"c{index:03}": PlainVector(layout=layout, values=row) for index, row in enumerate(rows)},
+            reference=PlainVector(layout=layout, values=reference),
+        )
+
+    matrix, uneven = matrix_of(0), matrix_of(clients // 20)
     weights = dict.fromkeys(matrix.names, 1.0)
     byzantine = clients // 5
     krum, median = MultiKrum(byzantine=byzantine, keep=clients - byzantine), GeometricMedian()
     work: dict[str, Callable[[], object]] = {
-        "FedTSV, estimator chosen automatically": lambda: FedTsv(estimator=Automatic()).scores(matrix),
-        "FedTSV, 1000 permutations": lambda: FedTsv(estimator=MonteCarlo()).scores(matrix),
+        "FedTSV, estimator chosen automatically: strata": lambda: FedTsv(estimator=Automatic()).scores(matrix),
+        "FedTSV, estimator chosen automatically, some ten times as long: 1000 permutations": lambda: FedTsv(estimator=Automatic()).scores(
+            uneven
+        ),
         "CGSV": lambda: Cgsv().step({}, matrix),
         "Multi-Krum": lambda: krum.mixture(weights, matrix),
         "geometric median": lambda: median.mixture(weights, matrix),
@@ -222,14 +234,14 @@ def digits() -> Samples:
     return Samples(features=data.data / 16, labels=data.target, groups=None, columns=tuple(f"p{index}" for index in range(64)))
 
 
-def detect(seeds: int, rounds: int) -> tuple[list[Detection], list[FalseAlarms], float]:
+def detect(seeds: int, rounds: int, *, alpha: float = EXTREME) -> tuple[list[Detection], list[FalseAlarms], float]:
     """Hits, false alarms, and the accuracy that the honest clients' model had in the end, so that it is known to have trained."""
     samples = digits()
     hits, alarms = dict.fromkeys(RIDER_KINDS, 0), dict.fromkeys(NOISE_RATIOS, 0)
     checked, accuracy = 0, 0.0
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
-        clients = dirichlet_partition(samples, clients=CLIENTS, alpha=EXTREME, rng=rng, min_samples=20).split(samples)
+        clients = dirichlet_partition(samples, clients=CLIENTS, alpha=alpha, rng=rng, min_samples=20).split(samples)
         torch.manual_seed(seed)
         model = mlp(64, hidden=(64,), outputs=10)
         values, last = values_of(model), None
@@ -247,7 +259,10 @@ def detect(seeds: int, rounds: int) -> tuple[list[Detection], list[FalseAlarms],
         accuracy += float((scores(model, values, samples.features).argmax(axis=1) == samples.labels).mean()) / seeds
     return (
         [Detection(kind=kind, found=count / (checked * RIDERS), riders=checked * RIDERS) for kind, count in hits.items()],
-        [FalseAlarms(noise_ratio=ratio, flagged=count / (checked * CLIENTS), clients=checked * CLIENTS) for ratio, count in alarms.items()],
+        [
+            FalseAlarms(alpha=alpha, noise_ratio=ratio, flagged=count / (checked * CLIENTS), clients=checked * CLIENTS)
+            for ratio, count in alarms.items()
+        ],
         accuracy,
     )
 
@@ -295,7 +310,9 @@ def measure(*, quick: bool, as_json: bool, output: Path | None) -> None:
     again = 2 if quick else 5
     speeds += [compare(clients=100, size=size, permutations=1000, again=again, repeats=repeats) for size in sizes]
     scoring = time_scoring(100, repeats=5 if quick else 15)
-    detections, alarms, accuracy = detect(seeds=1 if quick else 5, rounds=4 if quick else 25)
+    seeds, rounds = (1, 4) if quick else (5, 25)
+    detections, alarms, accuracy = detect(seeds, rounds)
+    alarms += detect(seeds, rounds, alpha=EVEN)[1]
     encrypted = encrypted_gram.measure_all(clients=10, sizes=sizes)
     failures = [*missed(speeds, scoring), *encrypted_gram.missed(encrypted)]
     if as_json:
@@ -374,12 +391,13 @@ def dossier(
         "|---|---|---|",
         *(f"| {detection.kind} | {detection.found:.1%} | {detection.riders} |" for detection in detections),
         "",
-        "| energy of the declared noise, relative to that of an update | honest clients that are flagged | of |",
-        "|---|---|---|",
-        *(f"| {alarm.noise_ratio:g} | {alarm.flagged:.1%} | {alarm.clients} |" for alarm in alarms),
+        "| alpha | energy of the declared noise, relative to that of an update | honest clients that are flagged | of |",
+        "|---|---|---|---|",
+        *(f"| {alarm.alpha:g} | {alarm.noise_ratio:g} | {alarm.flagged:.1%} | {alarm.clients} |" for alarm in alarms),
         "",
-        "Under noise ten times as long as the updates and more, honest updates have little in common, and the check for noise calls honest "
-        "clients noise: a finding is a reason to ask, never evidence.",
+        "Where honest updates have little in common, because noise is longer than they are, or little but the last aggregate, because data "
+        "are alike and the model hardly turns, the check for noise flags nobody: free riders who add noise escape there. A finding is a "
+        "reason to ask, never evidence.",
         "",
     ]
     return "\n".join(lines)
@@ -392,8 +410,9 @@ def missed(speeds: list[Speed], scoring: list[Scoring]) -> list[str]:
         required = REQUIRED_EXACT if speed.way == "exact" else REQUIRED_SAMPLED
         if speed.size == 100_000 and speed.factor < required:
             failures.append(f"{speed.way} at {speed.clients} clients is {speed.factor:.0f} times faster, required are {required:.0f}")
-    if scoring[0].milliseconds > REQUIRED_SCORING_MS:
-        failures.append(f"scoring takes {scoring[0].milliseconds:.1f} ms, required are {REQUIRED_SCORING_MS:.0f}")
+    for score in scoring:
+        if score.name.startswith("FedTSV") and score.milliseconds > REQUIRED_SCORING_MS:
+            failures.append(f"{score.name} takes {score.milliseconds:.1f} ms, required are {REQUIRED_SCORING_MS:.0f}")
     return failures
 
 
@@ -432,10 +451,10 @@ def print_tables(
         table.add_row(detection.kind, f"{detection.found:.1%}", str(detection.riders))
     console.print(table)
     table = Table(title="Honest clients that are flagged, by declared noise")
-    for column in ("noise energy / signal energy", "flagged", "of"):
+    for column in ("alpha", "noise energy / signal energy", "flagged", "of"):
         table.add_column(column, justify="right")
     for alarm in alarms:
-        table.add_row(f"{alarm.noise_ratio:g}", f"{alarm.flagged:.1%}", str(alarm.clients))
+        table.add_row(f"{alarm.alpha:g}", f"{alarm.noise_ratio:g}", f"{alarm.flagged:.1%}", str(alarm.clients))
     console.print(table)
     console.print(f"Accuracy of the honest clients' model in the end: {accuracy:.2f}")
 

@@ -115,4 +115,4 @@ def test_where_no_round_of_honest_clients_is_held_nothing_is_told(make: Make) ->
 def test_the_numbers_are_there_as_json() -> None:
     poisoned = Poisoned(attack="x", held=True, share=0.25, moved=1.5, cosine=-0.5)
     assert poisoned.to_json() == {"attack": "x", "held": True, "share": 0.25, "moved": 1.5, "cosine": -0.5}
-    assert poisoned.sentence() == "the model ends up 150% of an honest round's way from where that leads, at a share of 25%"
+    assert poisoned.sentence() == "the model is off by 150% of what an honest round moves it; the client's share is 25%"

@@ -67,7 +67,7 @@ class Poisoned:
         """What came of it, in words."""
         if not self.held:
             return "no weights are allowed: the round is skipped, and the model stays as it is"
-        return f"the model ends up {self.moved:.0%} of an honest round's way from where that leads, at a share of {self.share:.0%}"
+        return f"the model is off by {self.moved:.0%} of what an honest round moves it; the client's share is {self.share:.0%}"
 
     def to_json(self) -> dict[str, object]:
         """The numbers as JSON values."""

@@ -1,6 +1,7 @@
 """Who contributes nothing of its own: checks of one round from the same inner products that the scores use.
 
-Every finding is a reason for a human to ask, never evidence. An attacker who adds a little of an honest update, or noise that is
+Every finding is a reason for a human to ask, never evidence, and no rule acts on one: who decides so hands `Findings.flagged` to
+`Mixture.without`. An attacker who adds a little of an honest update, or noise that is
 not alike in all coordinates, is not found; and a client whose records resemble nobody's can look like noise.
 """
 
