@@ -303,8 +303,6 @@ class Agreement:
         if trust.holder.name in {self.roster.server.name, *self.roster.names}:
             raise ValueError(f"expected a key holder beside the server and the clients, got {trust.holder.name!r}, which is one of them")
         check_escrow_params(self.params)
-        if len(trust.public_key) != self.params.public_key_bytes:
-            raise ValueError(f"expected a public key of {self.params.public_key_bytes} bytes, got {len(trust.public_key)}")
 
     def _check_threshold(self, trust: ThresholdTrust) -> None:
         self._check_encryption_keys(trust)
@@ -485,7 +483,7 @@ def _written_trust(trust: Trust) -> dict[str, object]:
     }
     if isinstance(trust, EscrowTrust):
         holder = {"name": trust.holder.name, "public_key": trust.holder.public_key.hex()}
-        return terms | {"holder": holder, "public_key": trust.public_key.hex()}
+        return terms | {"holder": holder}
     return terms | {"clients": trust.key.clients, "corrupted": trust.key.corrupted, "dropouts": trust.key.dropouts}
 
 
@@ -496,7 +494,7 @@ def _read_trust(terms: Mapping[str, Any]) -> Trust:
         return ThresholdTrust(key=key, encryption_keys=keys)
     holder = terms["holder"]
     identity = PublicIdentity(name=holder["name"], public_key=bytes.fromhex(holder["public_key"]))
-    trust = EscrowTrust(holder=identity, public_key=bytes.fromhex(terms["public_key"]), encryption_keys=keys)
+    trust = EscrowTrust(holder=identity, encryption_keys=keys)
     if terms["mode"] != trust.mode:
         raise ValueError("expected an agreement with a trust mode that is known here, got another")
     return trust

@@ -44,7 +44,7 @@ class Plaintext:
 
 def is_escrow(keys: object) -> "TypeGuard[EscrowKey]":
     """Whether these keys are a key holder's. Told by what they do: who describes a consortium need not load the module with the secrets."""
-    return hasattr(keys, "public_key")
+    return hasattr(keys, "attempt_key")
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,6 @@
 """The messages that only `EscrowKey` has.
 
+HOLDER_KEY  key holder -> clients  its public key of one attempt, before anything is encrypted
 REQUEST  server -> key holder    the digest, the approvals and the commitments; the uploads follow as their clients signed them
 OPENED   key holder -> clients   the request, and the opened sum, encrypted to every client; of a scored session in between what the rule
                                  chose, and what it was that was chosen; if nothing was, there is no sum
@@ -12,9 +13,9 @@ from privfed.agreement import RoundContext
 from privfed.decision import Fallback
 from privfed.digest import COEFFICIENT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError
+from privfed.he.escrow import HolderKey, public_key_id, unpack_public_key
 from privfed.identity import Identity
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
-from privfed.trust import EscrowTrust
 from privfed.wire import COUNT_BYTES, LENGTH_BYTES, check_key
 from privfed.wire_aggregate import OpenableAggregate, SealedSum, max_approved_payload, read_approved
 from privfed.wire_commit import check_committed, decode_commitments, max_commitments_bytes
@@ -56,6 +57,36 @@ class Opened:
     request: bytes
     message: OpenableAggregate
     chosen: Chosen | None
+
+
+def encode_holder_key(context: RoundContext, identity: Identity, public_key: bytes) -> bytes:
+    """The key holder's word which key the clients encrypt to in this attempt, and in no other one.
+
+    Args:
+        context: Agreement, round and attempt.
+        identity: The key holder.
+        public_key: `AttemptKey.public_key` of this attempt.
+
+    Raises:
+        ValueError: If the identity is not the key holder's, or it is no public key for the session's parameters.
+    """
+    if len(public_key) != context.agreement.params.public_key_bytes:
+        raise ValueError(f"expected a public key of {context.agreement.params.public_key_bytes} bytes, got {len(public_key)}")
+    return seal(context, identity, Kind.HOLDER_KEY, key_id=public_key_id(public_key), payload=public_key)
+
+
+def decode_holder_key(data: bytes, context: RoundContext) -> HolderKey:
+    """The public key of the attempt, as the agreed key holder signed it for this session, round, attempt, history and parameters.
+
+    Raises:
+        PrivFedError: As `message.unseal`.
+    """
+    frame = unseal(data, context, Kind.HOLDER_KEY, max_payload=context.agreement.params.public_key_bytes)
+    key = HolderKey(binding=context.digest, public_key=bytes(frame.payload))
+    if frame.key_id != key.key_id:
+        raise InvalidMessageError
+    unpack_public_key(key.public_key, context.agreement.params)
+    return key
 
 
 def encode_request(
@@ -166,18 +197,6 @@ def _read_chosen(reader: Reader, context: RoundContext, digest: RoundDigest) -> 
     if chosen.skipped is any(coefficients):
         raise InvalidMessageError
     return chosen
-
-
-def escrow_trust(context: RoundContext) -> EscrowTrust:
-    """The terms of the key holder.
-
-    Raises:
-        InvalidMessageError: If there is none in this session.
-    """
-    trust = context.agreement.trust
-    if not isinstance(trust, EscrowTrust):
-        raise InvalidMessageError
-    return trust
 
 
 def opened_digest(data: bytes, context: RoundContext, key_id: bytes) -> RoundDigest:

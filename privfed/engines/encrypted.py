@@ -145,10 +145,13 @@ class EncryptedRounds:
                 try:
                     products = server.products() if missed.context.agreement.weighed_by_clients else b""
                     data = server.result()
+                    holder_key = b"" if self.holder is None else server.holder_key()
                 except (CohortError, DamagedFileError):
                     return False
                 if products:
                     client.weigh(missed.context, products)
+                if holder_key:
+                    client.take_key(missed.context, holder_key)
                 client.open(missed.context, data)
         return True
 
