@@ -297,8 +297,9 @@ def run_round(
     silent: Mapping[str, Stage] = MappingProxyType({}),
     holder: RoundHolder | None = None,
 ) -> RoundRecord:
-    """Runs the phases of one round: setup (and shares, or the holder's key), training (and commitments) and upload, digest, approval, sum,
-    opening.
+    """Runs the phases of one round: setup, training and upload, digest, approval, aggregate, opening.
+
+    Shares, or the holder's key, belong to the setup; commitments come before the upload.
 
     A round that was interrupted, at whatever party, is gone on with where it stood. It is held with those who answer, if the policy
     holds; their integer weights are apportioned anew. A client whose budget does not cover the round says so, and is told apart

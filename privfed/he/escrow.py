@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError, UnsupportedInThisModeError
 from privfed.he.additive import CkksVector, check_coefficients
 from privfed.he.codec import pack_words, unpack_polynomials, unpack_words, weighted_words
-from privfed.he.params import KEY_ID_BYTES, CkksParams
+from privfed.he.params import BINDING_BYTES, KEY_ID_BYTES, CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.update import Layout
-
-BINDING_BYTES = 32
 
 
 def public_key_id(public_key: bytes) -> bytes:

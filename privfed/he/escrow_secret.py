@@ -11,8 +11,8 @@ from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive, encrypt_to
 from privfed.he.additive import CkksVector
 from privfed.he.codec import check_grid, pack_polynomials, pack_words, spread, unpack_words
-from privfed.he.escrow import BINDING_BYTES, WholeVector, public_key_id, unpack_public_key
-from privfed.he.params import CkksParams
+from privfed.he.escrow import WholeVector, public_key_id, unpack_public_key
+from privfed.he.params import BINDING_BYTES, CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import StoredSecret, grid_points
 from privfed.update import Layout
