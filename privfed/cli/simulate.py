@@ -36,6 +36,14 @@ class Features(Enum):
     NOBAL = "nobal"
 
 
+class Keys(Enum):
+    """What `--keys` takes."""
+
+    SHARED = "shared"
+    ESCROW = "escrow"
+    THRESHOLD = "threshold"
+
+
 def simulate(
     file: CsvFile,
     *,
@@ -77,6 +85,30 @@ def simulate(
         ),
     ] = None,
     non_private: Annotated[bool, typer.Option("--non-private", help="Train without noise, for comparison. Nothing is promised.")] = False,
+    keys: Annotated[
+        Keys,
+        typer.Option(
+            help="Who holds the key. shared: every bank, so one bank together with the server reads every update. escrow: one key holder "
+            "beside banks and server, which could open each update. threshold: nobody; a quorum of banks opens each sum, which the server "
+            "learns."
+        ),
+    ] = Keys.SHARED,
+    corrupted: Annotated[
+        int | None,
+        typer.Option(
+            help="With --keys threshold: banks that may put together what they hold with the server, and still learn nothing but sums.",
+            show_default="0",
+            callback=at_least("--corrupted", 0),
+        ),
+    ] = None,
+    dropouts: Annotated[
+        int | None,
+        typer.Option(
+            help="With --keys threshold: banks that may fall silent in a round. All others are the quorum that opens its sum.",
+            show_default="0",
+            callback=at_least("--dropouts", 0),
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="Fixes who gets which record, and the test set. Never noise, never keys.", callback=at_least("--seed", 0))
     ] = 0,
@@ -94,15 +126,22 @@ def simulate(
     Each bank declares its number of records, rounded up to thousands. Counts and quality are shown because you hold all the data; real
     banks must not publish theirs.
 
+    Without --keys every bank holds the same key, which suits banks that trust each other. A quorum must be more than half of banks and
+    corrupted banks together, and at most the banks without the dropouts: 3 banks, one of them corrupted, all answer; of 5 banks one may
+    be corrupted and one missing. What cannot be solved is refused, with the nearest numbers that can.
+
     ```
     privfed simulate log.csv --quick
     privfed simulate log.csv --banks 5 --epsilon 4 --out run1
+    privfed simulate log.csv --keys escrow
+    privfed simulate log.csv --banks 5 --keys threshold --corrupted 1 --dropouts 1
     ```
     """
     if quick:
         alone("--quick", {"--rounds": rounds}, reason=f"it has {_QUICK_ROUNDS} rounds")
     if non_private:
         alone("--non-private", {"--epsilon": epsilon}, reason="without noise there is no epsilon to keep to")
+    _check_quorum(keys, banks=banks, corrupted=corrupted, dropouts=dropouts)
     readable(file)
     with ExitStack() as stack:
         kept = new_folder(out) if out else tempfile.TemporaryDirectory(prefix="privfed-simulate-")
@@ -113,6 +152,7 @@ def simulate(
 
         transactions = load_paysim(file)
         progress.preparing("Loading torch")
+        from privfed.custody import Holder  # noqa: PLC0415
         from privfed.scenario import Scenario, run_scenario  # noqa: PLC0415
 
         use_one_core()
@@ -125,6 +165,9 @@ def simulate(
             epsilon=math.inf if non_private else epsilon or _EPSILON,
             delta=delta,
             seed=seed,
+            holder={Keys.SHARED: Holder.EVERY_CLIENT, Keys.ESCROW: Holder.KEY_HOLDER, Keys.THRESHOLD: Holder.NOBODY}[keys],
+            corrupted=corrupted or 0,
+            dropouts=dropouts or 0,
         )
         progress.preparing(f"Dealing records to {banks} banks")
         outcome = run_scenario(
@@ -140,6 +183,23 @@ def simulate(
         print_json(outcome.to_json())
     else:
         _show(outcome, out)
+
+
+def _check_quorum(keys: Keys, *, banks: int, corrupted: int | None, dropouts: int | None) -> None:
+    """Refuses numbers for a quorum where there is none, and those that no quorum solves."""
+    if keys is not Keys.THRESHOLD:
+        alone(
+            f"--keys {keys.value}",
+            {"--corrupted": corrupted, "--dropouts": dropouts},
+            reason="they decide the quorum that opens sums with --keys threshold, and somebody holds the key here",
+        )
+        return
+    from privfed.he.threshold import ThresholdKey  # noqa: PLC0415 # --help must not wait for tenseal
+
+    try:
+        ThresholdKey(clients=banks, corrupted=corrupted or 0, dropouts=dropouts or 0)
+    except ValueError as error:
+        raise ValueError(f"{error} (--banks, --corrupted, --dropouts); nothing was read") from error
 
 
 def _show(outcome: "Outcome", out: Path | None) -> None:
@@ -199,8 +259,8 @@ def _show(outcome: "Outcome", out: Path | None) -> None:
         )
     console.print(
         f"Updates travelled encrypted: {history.bytes_up_per_parameter:.2f} bytes per parameter up, "
-        f"{history.bytes_down_per_parameter:.2f} down ({history.model.layout.size} parameters). Trust mode {history.mode}: every bank "
-        "holds the key, the server none."
+        f"{history.bytes_down_per_parameter:.2f} down ({history.model.layout.size} parameters). Trust mode {history.mode}: "
+        f"{outcome.scenario.custody.words}."
     )
     for note in outcome.notes:
         console.print(f"[yellow]Note:[/yellow] {escape(note)}")

@@ -71,8 +71,8 @@ class ThresholdKey:
         if reason := self._unsolvable():
             raise ValueError(
                 f"expected a quorum of more than half of clients and corrupted together, of {LEAST_CLIENTS} or more with {LEAST_HONEST} "
-                f"honest ones, got {self.clients} clients, {self.corrupted} corrupted and {self.dropouts} dropouts, which leave a quorum of "
-                f"{max(0, self.quorum)}: {reason}; nearest that can be solved: {self._nearest()}"
+                f"honest ones, got {self.clients} clients, {self.corrupted} corrupted and {self.dropouts} dropouts, which leave "
+                f"{max(0, self.quorum)} to answer: {reason}; nearest that can be solved: {self._nearest()}"
             )
 
     def _unsolvable(self) -> str:

@@ -345,7 +345,7 @@ def test_a_refusal_says_why_and_the_nearest_numbers_that_can_be_solved() -> None
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        ((3, 1, 1), r"leave a quorum of 2: a sum of fewer than 3 .*: dropouts=0 \(a quorum of 3\), or clients=4 \(a quorum of 3\)"),
+        ((3, 1, 1), r"leave 2 to answer: a sum of fewer than 3 .*: dropouts=0 \(a quorum of 3\), or clients=4 \(a quorum of 3\)"),
         ((3, 2, 0), r"the update of a single client, or nothing; .*: corrupted=1 \(a quorum of 3\), or clients=4 \(a quorum of 4\)"),
         (
             (5, 1, 2),
