@@ -355,6 +355,11 @@ class Agreement:
         """Bytes of a participant's sum of shares in its approval, where it answers with one."""
         return self.params.polynomial_bytes if isinstance(self.trust, ThresholdTrust) else 0
 
+    @property
+    def opened_bytes(self) -> int:
+        """Bytes of one coordinate of an opened sum, as a key holder encrypts it to the clients."""
+        return ((2 * self.params.largest_sum).bit_length() + 7) // 8
+
     @cached_property
     def sent_layout(self) -> Layout:
         """Layout of what is encrypted: the model's, with the weight where weights are private."""

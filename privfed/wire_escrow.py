@@ -167,24 +167,24 @@ def read_opened(data: bytes, context: RoundContext, key_id: bytes) -> Opened:
     Raises:
         PrivFedError: As `decode_request`.
     """
-    names = context.agreement.roster.names
-    most_numbers = 8 * context.agreement.sent_layout.size + _TAG_BYTES
-    if context.agreement.scored:
-        most_numbers += _SCALE_BYTES + 1 + len(names) * COEFFICIENT_BYTES
-    most = LENGTH_BYTES + MAX_FRAME_BYTES + _max_request_payload(context) + len(names) * _SEALED_KEY_BYTES + most_numbers
+    names, scored = context.agreement.roster.names, context.agreement.scored
+    sealed_sum = context.agreement.opened_bytes * context.agreement.sent_layout.size + _TAG_BYTES + (_SCALE_BYTES if scored else 0)
+    chosen_bytes = 1 + len(names) * COEFFICIENT_BYTES if scored else 0
+    most = LENGTH_BYTES + MAX_FRAME_BYTES + _max_request_payload(context) + chosen_bytes + len(names) * _SEALED_KEY_BYTES + sealed_sum
     frame = unseal(data, context, Kind.OPENED, max_payload=most)
     check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
     request = reader.take(reader.integer(LENGTH_BYTES))
     message = decode_request(request, context, key_id)
-    chosen = _read_chosen(reader, context, message.digest) if context.agreement.scored else None
+    chosen = _read_chosen(reader, context, message.digest) if scored else None
     if chosen is not None:
         message = replace(message, coefficients=chosen.coefficients)
         if chosen.skipped:
             reader.end()
             return Opened(request=request, message=message, chosen=chosen)
     sealed = {name: reader.take(_SEALED_KEY_BYTES) for name in names}
-    release = SealedSum(sealed=sealed, ciphertext=bytes(reader.rest()))
+    release = SealedSum(sealed=sealed, ciphertext=reader.take(sealed_sum))
+    reader.end()
     return Opened(request=request, message=replace(message, total=release), chosen=chosen)
 
 

@@ -292,25 +292,28 @@ def test_simulate_says_when_noise_drowns_what_is_learned_and_when_delta_is_large
 
 
 @pytest.mark.parametrize(
-    ("options", "mode", "words", "reader"),
+    ("options", "words"),
     [
-        (("--keys", "escrow"), "EscrowKey", "one key holder beside banks and server opens the sums", "the key holder"),
+        (("--keys", "escrow"), ("EscrowKey", "one key holder beside banks and server opens the sums", "the key holder")),
         (
             ("--keys", "threshold", "--corrupted", "1", "--banks", "5", "--dropouts", "1"),
-            "ThresholdKey",
-            "nobody holds a key, any 4 of 5 banks open a sum together, and the server learns it",
-            "the server, which learns every sum",
+            (
+                "ThresholdKey",
+                "nobody holds a key, any 4 of 5 banks open a sum together, and the server learns it",
+                "the server, which learns every sum",
+            ),
         ),
     ],
     ids=["escrow", "threshold"],
 )
 def test_simulate_under_other_keys_says_who_holds_them_and_is_audited_and_reported_likewise(
-    options: tuple[str, ...], mode: str, words: str, reader: str, log: Path, tmp_path: Path
+    options: tuple[str, ...], words: tuple[str, str, str], log: Path, tmp_path: Path
 ) -> None:
+    mode, held, reader = words
     run = tmp_path / "run"
     shown = here("simulate", str(log), "--quick", "--banks", "3", *options, "--out", str(run))
     assert shown.exit_code == 0, shown.output
-    assert f"Trust mode {mode}: {words}" in " ".join(shown.stdout.split())
+    assert f"Trust mode {mode}: {held}" in " ".join(shown.stdout.split())
     written = json.loads((run / "history.json").read_text())
     assert (written["mode"], written["keys"]["mode"]) == (mode, mode)
     audited = here("audit", str(run), "--quick", "--json")
