@@ -21,7 +21,7 @@ from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.escrow import check_escrow_params
 from privfed.he.params import SEALED_TAGS_BYTES, CkksParams
 from privfed.he.product_params import ProductParams
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import PublicIdentity, Roster
 from privfed.trust import EscrowTrust, ThresholdTrust, Trust
 from privfed.update import Layout, effective_clients

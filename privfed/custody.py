@@ -5,7 +5,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from privfed.he.params import CkksParams
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 
 if TYPE_CHECKING:
     from privfed.he.escrow_secret import EscrowKey

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import PublicIdentity
 
 _KEY_BYTES = 32

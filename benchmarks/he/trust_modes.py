@@ -24,7 +24,8 @@ from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey
 from privfed.he.escrow import HolderKey
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
-from privfed.he.threshold import ThresholdKey, key_id
+from privfed.he.threshold import key_id
+from privfed.he.threshold_key import ThresholdKey
 from privfed.he.threshold_secret import SummandKey, _ring
 from privfed.identity import Identity, Roster
 from privfed.keys.party import Party

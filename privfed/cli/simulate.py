@@ -7,17 +7,13 @@ import tempfile
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from privfed.cli.arguments import AsJson, CsvFile, above_zero, alone, at_least, new_folder, readable
-from privfed.cli.terminal import bytes_of, epsilon_of, number, print_json, round_progress, table, use_one_core
-
-if TYPE_CHECKING:
-    from privfed.scenario import Outcome
+from privfed.cli.outcome import show_outcome
+from privfed.cli.terminal import print_json, round_progress, use_one_core
 
 _ROUNDS, _EPSILON = 20, 4.0
 FEWEST_DECLARED = 1000
@@ -182,7 +178,7 @@ def simulate(
     if as_json:
         print_json(outcome.to_json())
     else:
-        _show(outcome, out)
+        show_outcome(outcome, out)
 
 
 def _check_quorum(keys: Keys, *, banks: int, corrupted: int | None, dropouts: int | None) -> None:
@@ -194,79 +190,9 @@ def _check_quorum(keys: Keys, *, banks: int, corrupted: int | None, dropouts: in
             reason="they decide the quorum that opens sums with --keys threshold, and somebody holds the key here",
         )
         return
-    from privfed.he.threshold import ThresholdKey  # noqa: PLC0415 # --help must not wait for tenseal
+    from privfed.he.threshold_key import ThresholdKey  # noqa: PLC0415 # --help must not wait for tenseal
 
     try:
         ThresholdKey(clients=banks, corrupted=corrupted or 0, dropouts=dropouts or 0)
     except ValueError as error:
         raise ValueError(f"{error} (--banks, --corrupted, --dropouts); nothing was read") from error
-
-
-def _show(outcome: "Outcome", out: Path | None) -> None:
-    from privfed.training.mechanism import DpSgd  # noqa: PLC0415
-
-    history, budget = outcome.history, outcome.budget
-    console = Console()
-    rounds = (
-        (
-            str(summary.record.round + 1),
-            str(len(summary.record.participants)),
-            number(summary.evaluation.pr_auc) if summary.evaluation else "-",
-            number(summary.evaluation.recall_at_1_percent_fpr) if summary.evaluation else "-",
-            bytes_of(sum(summary.record.bytes_up.values()) / len(summary.record.bytes_up)),
-            f"{sum(summary.record.seconds.values()):.1f}",
-        )
-        for summary in history.rounds
-    )
-    console.print(
-        table(
-            "The model, round by round",
-            ("round", "banks in sum", "PR-AUC", "recall at 1 % FPR", "sent per bank", "seconds"),
-            rows=rounds,
-            left=0,
-            caption=f"On the quarter set aside (simulation only). Guessing has a PR-AUC of {outcome.prevalence:.4f}. Recall: share of the "
-            "frauds found where 1 % of the others are flagged, too.",
-        )
-    )
-    banks = (
-        (
-            bank.name,
-            f"{bank.records:,}",
-            f"{bank.frauds:,}",
-            f"{mechanism.noise_multiplier:.3g}" if isinstance(mechanism := history.training[bank.name], DpSgd) else "none",
-            epsilon_of(history.epsilon[bank.name]),
-            f"{budget.epsilon:g}" if budget.limited else "no limit",
-            f"{budget.delta:g}",
-            bytes_of(bank.bytes_up),
-        )
-        for bank in outcome.banks
-    )
-    console.print()
-    console.print(
-        table(
-            "The banks",
-            ("bank", "records", "frauds", "noise", "epsilon spent", "of", "at delta", "sent"),
-            rows=banks,
-            caption="Records and frauds: simulation only. Noise: standard deviation over the clipping norm.",
-        )
-    )
-    console.print()
-    if outcome.scenario.delta is None and history.private:
-        console.print(
-            f"Delta {budget.delta:g} was chosen: a power of ten below 1 / (10 x {outcome.declared:,}); the largest bank declares "
-            f"{outcome.declared:,} records.",
-            highlight=False,
-        )
-    console.print(
-        f"Updates travelled encrypted: {history.bytes_up_per_parameter:.2f} bytes per parameter up, "
-        f"{history.bytes_down_per_parameter:.2f} down ({history.model.layout.size} parameters). Trust mode {history.mode}: "
-        f"{outcome.scenario.custody.words}."
-    )
-    for note in outcome.notes:
-        console.print(f"[yellow]Note:[/yellow] {escape(note)}")
-    if out:
-        console.print(f"Written to {escape(str(out))}: history.json, model.npz, and a ledger per bank. Next:")
-        for command in (["audit", out], ["report", out], ["ledger", "show", out / f"{outcome.banks[0].name}.ledger"]):
-            typer.echo(f"  {shlex.join(['privfed', *map(str, command)])}")
-    else:
-        console.print("Nothing was kept. With --out DIR it is, and privfed audit and privfed report can look at it.")

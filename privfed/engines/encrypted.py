@@ -13,7 +13,7 @@ from privfed.engines.spawned import SpawnedServer
 from privfed.errors import CohortError, DamagedFileError
 from privfed.escrow import EscrowHolder
 from privfed.escrow_session import EscrowSession
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.round import Participant, RoundRecord, RoundServer, Stage, check_same_model, run_round
 from privfed.server import Server
 from privfed.session import ClientSession

@@ -11,7 +11,7 @@ from privfed.consortium import Consortium, is_escrow
 from privfed.engines.run_log import RunLog, damaged
 from privfed.errors import AgreementMismatchError, DamagedFileError
 from privfed.files import FolderLock, is_bookkeeping, make_folder, sweep
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import Identity, Roster
 from privfed.keys.party import ENCRYPTION, Party
 from privfed.spool import Spool

@@ -18,7 +18,7 @@ from privfed.he.codec import dequantise
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.round import Stage
 from tests.engines.test_silo_rounds import OPEN, Silos
 from tests.engines.test_threshold import Script

@@ -10,7 +10,7 @@ from privfed.consortium import Consortium
 from privfed.engines.local import Simulation
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.round import Stage
 from tests.engines.test_threshold import Script
 

@@ -30,7 +30,8 @@ from privfed.he.codec import pack_words, unpack_words
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
-from privfed.he.threshold import OnePolynomialVector, ThresholdKey, key_id
+from privfed.he.threshold import OnePolynomialVector, key_id
+from privfed.he.threshold_key import ThresholdKey
 from privfed.keys.party import ENCRYPTION
 from privfed.round import Participant, Stage
 from privfed.server import Phase, Server

@@ -33,7 +33,8 @@ from privfed.he.params import CkksParams
 from privfed.he.product import MaskedProducts
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey, encrypt
-from privfed.he.threshold import ThresholdKey, key_id
+from privfed.he.threshold import key_id
+from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import SIGNATURE_BYTES, Identity, Roster
 from privfed.keys.chain import KeyChain
 from privfed.keys.party import Party

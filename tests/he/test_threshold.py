@@ -24,16 +24,8 @@ from privfed.he.additive import weighted_sum
 from privfed.he.codec import evaluate, interpolate
 from privfed.he.params import CkksParams
 from privfed.he.secret import grid_points
-from privfed.he.threshold import (
-    OnePolynomialVector,
-    ThresholdKey,
-    add_up,
-    multiply,
-    public_polynomial,
-    sum_polynomials,
-    uniform_words,
-    unpack_polynomial,
-)
+from privfed.he.threshold import OnePolynomialVector, add_up, multiply, public_polynomial, sum_polynomials, uniform_words, unpack_polynomial
+from privfed.he.threshold_key import ThresholdKey
 from privfed.he.threshold_secret import SummandKey, open_sum, sum_shares
 from privfed.update import Layout
 

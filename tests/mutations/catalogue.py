@@ -305,7 +305,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     ),
     Mutation(
         "quorums may meet in corrupted clients alone",
-        "privfed/he/threshold.py",
+        "privfed/he/threshold_key.py",
         "        if not 2 * self.quorum > self.clients + self.corrupted:",
         "        if False:",
         ("tests/he/test_threshold.py",),
