@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -185,8 +186,8 @@ class Escrow(_TrustRound):
         EscrowKey.generate().save(self._folder / "escrow.key")
         return EscrowTrust(holder=self._identity(_HOLDER).public, encryption_keys=encryption_keys)
 
-    def _holder(self) -> EscrowHolder:
-        key, folder = EscrowKey.load(self._folder / "escrow.key"), self._folder / "holder"
+    def _holder(self, folder: Path) -> EscrowHolder:
+        key = EscrowKey.load(self._folder / "escrow.key")
         return EscrowHolder(identity=self._identity(_HOLDER), key=key, agreement=self._context.agreement, directory=folder)
 
     @cached_property
@@ -195,7 +196,7 @@ class Escrow(_TrustRound):
 
     def prepare(self, meter: Meter) -> None:
         self._agree()
-        announced = self._holder().announce_key(self._context)
+        announced = self._holder(self._folder / _HOLDER).announce_key(self._context)
         (self._folder / "holder.key").write_bytes(announced)
         for name in self._names:
             identity = self._identity(name)
@@ -265,9 +266,11 @@ class Escrow(_TrustRound):
                     server.receive_approval((self._folder / f"{name}.approval").read_bytes())
                 request = server.aggregate()
             holding = Meter()
-            holder = self._holder()
-            with holding:
-                opened = holder.open(self._context, request, server.upload)
+            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+                # Every time as it was after the setup: what it has opened once it would only hand out again.
+                holder = self._holder(shutil.copytree(self._folder / _HOLDER, Path(folder) / _HOLDER))
+                with holding:
+                    opened = holder.open(self._context, request, server.upload)
             (self._folder / "holder.json").write_text(json.dumps(holding.cpu_seconds))
             with meter:
                 server.receive_opened(opened)
