@@ -114,15 +114,15 @@ def ours(*, clients: int, size: int, sketch: bool) -> tuple[GramCost, GramCost]:
 
 def escrowed(*, clients: int, size: int) -> GramCost:
     """Products of what clients encrypted to a key holder, which multiplies itself."""
-    params, layout, session = ProductParams.escrow(bound=2.0), Layout(names=("w",), shapes=((size,),)), bytes(16)
-    key = EscrowKey.generate()
-    public_key = key.public_key(session=session, params=params)
+    params, layout = ProductParams.escrow(bound=2.0), Layout(names=("w",), shapes=((size,),))
+    key = EscrowKey.generate().attempt_key(binding=bytes(32), params=params)
+    public_key = key.public_key()
     grids = [quantise(row, params)[0] for row in updates(clients, size)]
     start = time.process_time()
     uploads = [encrypt_to_holder(grid, layout, params, public_key) for grid in grids]
     encrypted = (time.process_time() - start) / clients
     start = time.process_time()
-    opened = open_escrowed_products(uploads, key, session=session)
+    opened = open_escrowed_products(uploads, key)
     alone = time.process_time() - start
     sent = np.stack([dequantise(grid, 1, params) for grid in grids])
     exact, upload_bytes = sent @ sent.T, sum(map(len, uploads[0].chunks))

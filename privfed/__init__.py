@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from privfed.he.params import CkksParams as CkksParams
     from privfed.he.product_params import ProductParams as ProductParams
     from privfed.he.secret import SharedKey as SharedKey
-    from privfed.he.threshold import ThresholdKey as ThresholdKey
+    from privfed.he.threshold_key import ThresholdKey as ThresholdKey
     from privfed.history import History as History
     from privfed.report.write import write_report as write_report
     from privfed.training.loss import BinaryCrossEntropy as BinaryCrossEntropy
@@ -72,7 +72,7 @@ _HOMES = {
     "CkksParams": "privfed.he.params",
     "ProductParams": "privfed.he.product_params",
     "SharedKey": "privfed.he.secret",
-    "ThresholdKey": "privfed.he.threshold",
+    "ThresholdKey": "privfed.he.threshold_key",
     "History": "privfed.history",
     "write_report": "privfed.report.write",
     "BinaryCrossEntropy": "privfed.training.loss",

@@ -21,7 +21,7 @@ from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.escrow import check_escrow_params
 from privfed.he.params import SEALED_TAGS_BYTES, CkksParams
 from privfed.he.product_params import ProductParams
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import PublicIdentity, Roster
 from privfed.trust import EscrowTrust, ThresholdTrust, Trust
 from privfed.update import Layout, effective_clients
@@ -303,8 +303,6 @@ class Agreement:
         if trust.holder.name in {self.roster.server.name, *self.roster.names}:
             raise ValueError(f"expected a key holder beside the server and the clients, got {trust.holder.name!r}, which is one of them")
         check_escrow_params(self.params)
-        if len(trust.public_key) != self.params.public_key_bytes:
-            raise ValueError(f"expected a public key of {self.params.public_key_bytes} bytes, got {len(trust.public_key)}")
 
     def _check_threshold(self, trust: ThresholdTrust) -> None:
         self._check_encryption_keys(trust)
@@ -356,6 +354,11 @@ class Agreement:
     def answer_bytes(self) -> int:
         """Bytes of a participant's sum of shares in its approval, where it answers with one."""
         return self.params.polynomial_bytes if isinstance(self.trust, ThresholdTrust) else 0
+
+    @property
+    def opened_bytes(self) -> int:
+        """Bytes of one coordinate of an opened sum, as a key holder encrypts it to the clients."""
+        return ((2 * self.params.largest_sum).bit_length() + 7) // 8
 
     @cached_property
     def sent_layout(self) -> Layout:
@@ -485,7 +488,7 @@ def _written_trust(trust: Trust) -> dict[str, object]:
     }
     if isinstance(trust, EscrowTrust):
         holder = {"name": trust.holder.name, "public_key": trust.holder.public_key.hex()}
-        return terms | {"holder": holder, "public_key": trust.public_key.hex()}
+        return terms | {"holder": holder}
     return terms | {"clients": trust.key.clients, "corrupted": trust.key.corrupted, "dropouts": trust.key.dropouts}
 
 
@@ -496,7 +499,7 @@ def _read_trust(terms: Mapping[str, Any]) -> Trust:
         return ThresholdTrust(key=key, encryption_keys=keys)
     holder = terms["holder"]
     identity = PublicIdentity(name=holder["name"], public_key=bytes.fromhex(holder["public_key"]))
-    trust = EscrowTrust(holder=identity, public_key=bytes.fromhex(terms["public_key"]), encryption_keys=keys)
+    trust = EscrowTrust(holder=identity, encryption_keys=keys)
     if terms["mode"] != trust.mode:
         raise ValueError("expected an agreement with a trust mode that is known here, got another")
     return trust

@@ -16,7 +16,7 @@ from privfed.errors import UnsupportedInThisModeError
 from privfed.he.escrow import check_escrow_params
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate
 from privfed.training.objective import Correction
@@ -44,7 +44,7 @@ class Plaintext:
 
 def is_escrow(keys: object) -> "TypeGuard[EscrowKey]":
     """Whether these keys are a key holder's. Told by what they do: who describes a consortium need not load the module with the secrets."""
-    return hasattr(keys, "public_key")
+    return hasattr(keys, "attempt_key")
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,40 +1,36 @@
-"""`EscrowKey`: the one key holder, and how a client opens what it published."""
+"""`EscrowKey`: the one key holder."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from privfed.aggregation.rules import CumulativeRule
 from privfed.agreement import Agreement, NamedRule, RoundContext
 from privfed.approval import check_digest
 from privfed.contribution.scores import ScoreStore
-from privfed.decision import Decision, Fallback, decide
+from privfed.decision import Decision, decide
 from privfed.digest import RoundDigest, hash_message
 from privfed.errors import (
     AgreementMismatchError,
     AlreadyOpenedError,
     DamagedFileError,
     OpeningRefusedError,
+    PrivFedError,
     TamperedAggregateError,
 )
 from privfed.files import make_folder
 from privfed.he.escrow import RunningSum, WholeVector
-from privfed.he.escrow_secret import EscrowKey
-from privfed.he.product import pairs
-from privfed.he.product_secret import Assurance, open_escrowed_products
+from privfed.he.escrow_secret import AttemptKey, EscrowKey
+from privfed.he.product_secret import open_escrowed_products
 from privfed.identity import Identity
 from privfed.journal import Journal
-from privfed.keyholder import Opener, check_all_approved
-from privfed.keys.party import Party
-from privfed.release import open_release, open_scored_release, seal_release
+from privfed.keyholder import check_all_approved
+from privfed.release import seal_release
 from privfed.spool import Spool
 from privfed.trust import EscrowTrust
 from privfed.wire import decode_upload
-from privfed.wire_aggregate import OpenableAggregate, SealedSum, SignedHeads, Total
-from privfed.wire_escrow import Chosen, Opened, decode_opened, decode_request, encode_opened, escrow_trust, read_opened
+from privfed.wire_aggregate import SealedSum
+from privfed.wire_escrow import Chosen, decode_holder_key, decode_opened, decode_request, encode_holder_key, encode_opened
 
 
 class EscrowHolder:
@@ -84,6 +80,36 @@ class EscrowHolder:
                 "lost; nothing was done; put back both as they were last, or begin a new session"
             )
 
+    def announce_key(self, context: RoundContext) -> bytes:
+        """The public key of one attempt at one round, signed, for the clients; the same bytes again when called again.
+
+        The pair is derived from the holder's secret, so it is there again after a restart. What is kept is the public half: each one that
+        is made is another encryption of zero, and all clients must have the same.
+        """
+        name = _key_name(context)
+        if not self._outbox.has(name):
+            key = self._attempt_key(context)
+            self._outbox.put(name, encode_holder_key(context, self._identity, key.public_key()))
+        self._key_id(context)
+        return self._outbox.get(name)
+
+    def _attempt_key(self, context: RoundContext) -> AttemptKey:
+        return self._key.attempt_key(binding=context.digest, params=context.agreement.params)
+
+    def _key_id(self, context: RoundContext) -> bytes:
+        name = _key_name(context)
+        if not self._outbox.has(name):
+            raise OpeningRefusedError(
+                f"no key was announced for attempt {context.attempt} at round {context.round}; nothing was decrypted; begin a new attempt"
+            )
+        try:
+            return decode_holder_key(self._outbox.get(name), context).key_id
+        except PrivFedError as error:
+            raise DamagedFileError(
+                f"the public key that {self._identity.name!r} announced for round {context.round} is not what was written; nothing was "
+                "decrypted; put it back, or begin a new attempt"
+            ) from error
+
     def open(self, context: RoundContext, request: bytes, upload: Callable[[str], bytes]) -> bytes:
         """Verifies everything, computes the sum of the signed uploads itself, records the opening, then decrypts and publishes.
 
@@ -101,13 +127,13 @@ class EscrowHolder:
 
         Raises:
             OpeningRefusedError: If a participant did not approve or had not committed to its upload, the coefficients or the rule are
-                not the agreed ones, or the policy does not allow the opening.
+                not the agreed ones, the policy does not allow the opening, or no key was announced for the attempt.
             TamperedAggregateError: If an upload is not the one that was approved.
             AlreadyOpenedError: If the round was opened, or promised to another digest.
-            DecryptionError: If the sum does not decrypt to grid points.
+            DecryptionError: If the sum does not decrypt to grid points: an upload is none, or was made in another attempt.
             PrivFedError: As `wire_escrow.decode_request` and `wire.decode_upload`.
         """
-        key_id, name = self._trust.key_id, f"{context.agreement.session.hex()}-{context.round}"
+        key_id, name = self._key_id(context), f"{context.agreement.session.hex()}-{context.round}"
         if self._outbox.has(name):
             published = self._outbox.get(name)
             if decode_opened(published, context, key_id)[0] != request:
@@ -130,7 +156,7 @@ class EscrowHolder:
             digest = replace(digest, coefficients=coefficients)
         total = self._sum(context, digest, upload)
         self._journal.begin(context, message.digest.digest(context), aggregate=asked)
-        grid_sum = self._key.open_sum(total.total(), session=context.agreement.session, coefficients=tuple(total.coefficients))
+        grid_sum = self._attempt_key(context).open_sum(total.total(), coefficients=tuple(total.coefficients))
         if decision is not None:
             self._keep_scores(context, decision)
         scale = None if decision is None else decision.scale
@@ -148,7 +174,7 @@ class EscrowHolder:
             return Decision.from_bytes(kept)
         agreement = context.agreement
         scores: Mapping[str, float] = {} if self._scores is None else self._scores.load().values
-        opened = open_escrowed_products(vectors, self._key, session=agreement.session)
+        opened = open_escrowed_products(vectors, self._attempt_key(context))
         decision = decide(
             agreement, digest.participants, opened.products, scores=scores, assurance=opened.assurance.name, digest=round_digest
         )
@@ -162,7 +188,7 @@ class EscrowHolder:
 
     def _sum(self, context: RoundContext, digest: RoundDigest, upload: Callable[[str], bytes]) -> RunningSum:
         agreement = context.agreement
-        total = RunningSum(layout=agreement.sent_layout, params=agreement.params, key_id=self._trust.key_id)
+        total = RunningSum(layout=agreement.sent_layout, params=agreement.params, key_id=self._key_id(context))
         multipliers = agreement.weighting.multipliers(digest.coefficients)
         for multiplier, (_, vector) in zip(multipliers, self._verified(context, digest, upload), strict=True):
             # Only where a rule chose them, a coefficient can be zero.
@@ -172,104 +198,17 @@ class EscrowHolder:
 
     def _verified(self, context: RoundContext, digest: RoundDigest, upload: Callable[[str], bytes]) -> Iterator[tuple[str, WholeVector]]:
         """The uploads that were announced, one at a time, as their clients signed them."""
+        key_id = self._key_id(context)
         for name, upload_hash in zip(digest.participants, digest.upload_hashes, strict=True):
             data = upload(name)
             if hash_message(data) != upload_hash:
                 raise TamperedAggregateError
-            vector = decode_upload(data, context, self._trust.key_id).vector
+            vector = decode_upload(data, context, key_id).vector
             if not isinstance(vector, WholeVector):
                 raise TamperedAggregateError
             yield name, vector
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighing:
-    """What everybody may know of how the coefficients of a scored round were found. Public.
-
-    Args:
-        fallback: What was done where the policy did not allow what the rule chose.
-        disclosed: How many inner products the key holder opened.
-        assurance: Name of the `Assurance` of these.
-    """
-
-    fallback: Fallback
-    disclosed: int
-    assurance: str = Assurance.RECOMPUTED.name
-
-
-def weighing(data: bytes, context: RoundContext) -> Weighing | None:
-    """How the coefficients in a key holder's message were found; None if they were agreed.
-
-    Raises:
-        PrivFedError: As `wire_escrow.read_opened`.
-    """
-    return _weighing(read_opened(data, context, escrow_trust(context).key_id))
-
-
-def _weighing(opened: Opened) -> Weighing | None:
-    if opened.chosen is None:
-        return None
-    return Weighing(fallback=opened.chosen.fallback, disclosed=len(pairs(len(opened.message.digest.participants))))
-
-
-class ReleaseOpener(Opener):
-    """Takes over what the key holder opened, after the same checks as everywhere. Coefficients that a rule chose are held to the policy.
-
-    Args:
-        context: Agreement, round and attempt.
-        trust: The key holder.
-        party: This client, to which the release is encrypted. Secret.
-        journal: See `Opener`.
-        check_heads: See `Opener`.
-    """
-
-    def __init__(
-        self,
-        *,
-        context: RoundContext,
-        trust: EscrowTrust,
-        party: Party,
-        journal: Journal,
-        check_heads: Callable[[SignedHeads], None] | None = None,
-    ) -> None:
-        super().__init__(context=context, key_id=trust.key_id, journal=journal, check_heads=check_heads)
-        self._party = party
-        self._weighing: Weighing | None = None
-
-    def _decode(self, data: bytes) -> OpenableAggregate:
-        opened = read_opened(data, self._context, self._key_id)
-        self._weighing = _weighing(opened)
-        return opened.message
-
-    def _decided(self, message: OpenableAggregate) -> RoundDigest:
-        digest, agreement = message.digest, self._context.agreement
-        if not agreement.scored:
-            return digest
-        if not any(message.coefficients):
-            raise OpeningRefusedError(f"round {self._context.round} is skipped: no weights are allowed; nothing was opened")
-        final = replace(digest, coefficients=message.coefficients)
-        contributors = agreement.contributors(digest.participants)
-        agreement.policy.check_chosen({name: final.by_name[name] for name in contributors})
-        if any(coefficient for name, coefficient in final.by_name.items() if name not in contributors):
-            raise OpeningRefusedError("the reference has a share in the aggregate, which nobody may open; nothing was opened")
-        return final
-
-    def _checked_sum(self, message: OpenableAggregate) -> Total:
-        return message.total
-
-    def _open(self, total: Total, message: OpenableAggregate) -> NDArray[np.int64]:
-        if not isinstance(total, SealedSum):
-            raise TamperedAggregateError
-        digest = replace(message.digest, coefficients=message.coefficients).digest(self._context)
-        if self._weighing is None:
-            return open_release(total, self._context, self._party, digest=digest)
-        grid_sum, scale = open_scored_release(total, self._context, self._party, digest=digest)
-        self._decision = Decision(
-            coefficients=dict(zip(message.digest.participants, message.coefficients, strict=True)),
-            scale=scale,
-            scores={},
-            fallback=self._weighing.fallback,
-            disclosed=self._weighing.disclosed,
-            assurance=self._weighing.assurance,
-        )
-        return grid_sum
+def _key_name(context: RoundContext) -> str:
+    # With its history: what a server says of it must not use up the one name of an attempt.
+    return f"key-{context.digest.hex()}"

@@ -7,6 +7,7 @@ from privfed.agreement import Agreement, RoundContext
 from privfed.client import Trainer
 from privfed.digest import hash_message
 from privfed.errors import DamagedFileError, OpeningRefusedError, PrivFedError
+from privfed.he.escrow import HolderKey
 from privfed.identity import Identity
 from privfed.keys.party import Party
 from privfed.protect import Protected, protect
@@ -14,6 +15,7 @@ from privfed.session import ClientSession, agreed_trust, outbox_name
 from privfed.trust import EscrowTrust
 from privfed.update import PlainVector, Update
 from privfed.wire_commit import decode_commitments, encode_commitment
+from privfed.wire_escrow import decode_holder_key
 
 
 class EscrowSession(ClientSession):
@@ -38,14 +40,54 @@ class EscrowSession(ClientSession):
     def __init__(
         self, *, trainer: Trainer, identity: Identity, party: Party, agreement: Agreement, start: PlainVector, directory: Path
     ) -> None:
-        trust = agreed_trust(EscrowTrust, party=party, identity=identity, agreement=agreement)
+        agreed_trust(EscrowTrust, party=party, identity=identity, agreement=agreement)
         super().__init__(trainer=trainer, identity=identity, agreement=agreement, keys=None, start=start, directory=directory)
         self.party = party
-        self._trust = trust
+        self._holder_key: HolderKey | None = None
 
-    def key_id(self, context: RoundContext) -> bytes:  # noqa: ARG002 (one key for all rounds)
-        """Name of the key holder's key, 16 bytes. Public."""
-        return self._trust.key_id
+    def take_key(self, context: RoundContext, data: bytes) -> None:
+        """Checks and keeps the key holder's public key of an attempt: one, once. It comes before everything else.
+
+        Raises:
+            OpeningRefusedError: If another one was kept before. Nothing was kept.
+            PrivFedError: As `check_history` and `wire_escrow.decode_holder_key`.
+        """
+        self.check_history(context)
+        key = decode_holder_key(data, context)
+        try:
+            self._outbox.put(_key_name(context), data)
+        except FileExistsError:
+            raise OpeningRefusedError(
+                f"another key of the key holder for round {context.round} came to {self.name!r} before; this one was dropped; begin a new "
+                "attempt"
+            ) from None
+        self._holder_key = key
+
+    def key_id(self, context: RoundContext) -> bytes:
+        """Name of the key holder's key of the attempt, 16 bytes. Public.
+
+        Raises:
+            OpeningRefusedError: If it has not come.
+            DamagedFileError: If it is not what was kept.
+        """
+        return self._taken_key(context).key_id
+
+    def _taken_key(self, context: RoundContext) -> HolderKey:
+        if self._holder_key is None or self._holder_key.binding != context.digest:
+            name = _key_name(context)
+            if not self._outbox.has(name):
+                raise OpeningRefusedError(
+                    f"the key holder's key for this attempt at round {context.round} has not come to {self.name!r}; nothing was done; it "
+                    "comes first"
+                )
+            try:
+                self._holder_key = decode_holder_key(self._outbox.get(name), context)
+            except PrivFedError as error:
+                raise DamagedFileError(
+                    f"the key holder's key that {self.name!r} kept of round {context.round} is not what was written; nothing was done; put "
+                    "it back, or leave this client out of the round"
+                ) from error
+        return self._holder_key
 
     def keep_scores(self, context: RoundContext, scores: Mapping[str, float]) -> None:
         """Keeps nothing: the scores are the key holder's, and no client sees any."""
@@ -122,7 +164,11 @@ class EscrowSession(ClientSession):
             ) from error
 
     def _protect(self, update: Update[PlainVector], context: RoundContext) -> Protected:
-        return protect(update, context, round_key=self._trust, weight=self._trainer.weight)
+        return protect(update, context, round_key=self._taken_key(context), weight=self._trainer.weight)
+
+
+def _key_name(context: RoundContext) -> str:
+    return f"{outbox_name(context)}-key"
 
 
 def _commitments_name(context: RoundContext) -> str:

@@ -54,8 +54,10 @@ class Kind(IntEnum):
     OPENED = 21
     COMMIT = 22
     COMMITS = 23
+    HOLDER_KEY = 24
 
 
+_FROM_HOLDER = (Kind.OPENED, Kind.HOLDER_KEY)
 _FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS, Kind.SHARES, Kind.REQUEST, Kind.COMMITS)
 
 
@@ -207,7 +209,7 @@ def unseal(data: bytes, context: RoundContext, kind: Kind, *, max_payload: int) 
 
 def _speakers(context: RoundContext, kind: Kind) -> tuple[PublicIdentity, ...]:
     roster, trust = context.agreement.roster, context.agreement.trust
-    if kind is Kind.OPENED:
+    if kind in _FROM_HOLDER:
         return (trust.holder,) if isinstance(trust, EscrowTrust) else ()
     return (roster.server,) if kind in _FROM_SERVER else roster.clients
 

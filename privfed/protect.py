@@ -6,13 +6,12 @@ from privfed.agreement import RoundContext
 from privfed.errors import LayoutMismatchError, RoundMismatchError
 from privfed.he.additive import CkksVector
 from privfed.he.codec import quantise
-from privfed.he.escrow import WholeVector
+from privfed.he.escrow import HolderKey, WholeVector
 from privfed.he.escrow_secret import encrypt_to_holder
 from privfed.he.secret import RoundBinding, RoundKey, SharedKey, encrypt
 from privfed.he.threshold import OnePolynomialVector
 from privfed.he.threshold_secret import SummandKey
 from privfed.keys.chain import KeyChain
-from privfed.trust import EscrowTrust
 from privfed.update import PlainVector, Update
 
 
@@ -52,7 +51,7 @@ def round_key(key: SharedKey | KeyChain, context: RoundContext) -> RoundKey:
 
 
 def protect(
-    update: Update[PlainVector], context: RoundContext, *, round_key: RoundKey | SummandKey | EscrowTrust, weight: float = 1
+    update: Update[PlainVector], context: RoundContext, *, round_key: RoundKey | SummandKey | HolderKey, weight: float = 1
 ) -> Protected:
     """Clips every coordinate to the public bound, scales and quantises to the grid, encrypts, and seals tags.
 
@@ -64,21 +63,21 @@ def protect(
         update: In the clear. Private.
         context: Agreement, round and attempt.
         round_key: Key of this round and attempt, or the client's own secret of it in `ThresholdKey` mode; it encrypts once. In
-            `EscrowKey` mode the terms of the key holder, which encrypt as often as you like.
+            `EscrowKey` mode the holder's public key of it, which encrypts as often as you like.
         weight: The sender's own weight, where the agreement says that weights are private. Private.
 
     Raises:
         LayoutMismatchError: If the update has another layout than the agreement; nothing was encrypted.
         ValueError: If the agreement does not know the sender, or as `SiloNoise.noised` and `PrivateWeights.check`; nothing was encrypted.
-        RoundMismatchError: If the secret was made for another round or attempt; nothing was encrypted.
+        RoundMismatchError: If the secret or the holder's key was made for another round or attempt; nothing was encrypted.
         PrivFedError: As `he.secret.encrypt` and `SummandKey.encrypt`.
     """
     agreement, values, saturated = context.agreement, update.vector.values, 0
     params = agreement.params
     if update.vector.layout != agreement.layout:
         raise LayoutMismatchError("the update does not have the layout of the agreement; nothing was encrypted")
-    if isinstance(round_key, SummandKey) and round_key.binding != context.digest:
-        raise RoundMismatchError("the secret was made for another round or attempt; nothing was encrypted")
+    if isinstance(round_key, SummandKey | HolderKey) and round_key.binding != context.digest:
+        raise RoundMismatchError("the key was made for another round or attempt; nothing was encrypted")
     if agreement.silo is not None:
         grid = agreement.silo.noised(update.sender, values, step=params.step)
     elif agreement.private_weights is not None:
@@ -89,7 +88,7 @@ def protect(
     if isinstance(round_key, SummandKey):
         own = round_key.encrypt(grid, agreement.sent_layout)
         return Protected(update=Update(sender=update.sender, round=update.round, vector=own), saturated=saturated)
-    if isinstance(round_key, EscrowTrust):
+    if isinstance(round_key, HolderKey):
         whole = encrypt_to_holder(grid, agreement.sent_layout, params, round_key.public_key)
         return Protected(update=Update(sender=update.sender, round=update.round, vector=whole), saturated=saturated)
     vector = encrypt(grid, agreement.sent_layout, params, round_key, sender=update.sender)

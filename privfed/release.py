@@ -43,7 +43,7 @@ def seal_release(
         sealed[public.name] = seal(content_key, recipient, info=_info(context, digest) + write_text(public.name))
     # As many bytes of the little-endian number, which is made positive, as the largest sum needs.
     largest = context.agreement.params.largest_sum
-    numbers = (grid_sum + largest).astype("<u8").view(np.uint8).reshape(-1, 8)[:, : width(context)]
+    numbers = (grid_sum + largest).astype("<u8").view(np.uint8).reshape(-1, 8)[:, : context.agreement.opened_bytes]
     head = b"" if scale is None else _SCALE.pack(scale)
     ciphertext = ChaCha20Poly1305(content_key).encrypt(_NONCE, head + numbers.tobytes(), _info(context, digest))
     return SealedSum(sealed=sealed, ciphertext=ciphertext)
@@ -82,7 +82,7 @@ def _decrypted(release: SealedSum, context: RoundContext, party: Party, *, diges
 
 
 def _grid_sum(data: bytes, context: RoundContext) -> NDArray[np.int64]:
-    bytes_each, size, largest = width(context), context.agreement.sent_layout.size, context.agreement.params.largest_sum
+    bytes_each, size, largest = context.agreement.opened_bytes, context.agreement.sent_layout.size, context.agreement.params.largest_sum
     if len(data) != size * bytes_each:
         raise InvalidMessageError
     numbers = np.zeros((size, 8), np.uint8)
@@ -91,11 +91,6 @@ def _grid_sum(data: bytes, context: RoundContext) -> NDArray[np.int64]:
     if (values > 2 * largest).any():
         raise InvalidMessageError
     return values.astype(np.int64) - largest
-
-
-def width(context: RoundContext) -> int:
-    """Bytes of one opened sum."""
-    return ((2 * context.agreement.params.largest_sum).bit_length() + 7) // 8
 
 
 def _info(context: RoundContext, digest: bytes) -> bytes:

@@ -22,7 +22,7 @@ from privfed.errors import (
     RoundSkippedError,
     UnsupportedInThisModeError,
 )
-from privfed.escrow import ReleaseOpener, weighing
+from privfed.escrow_opener import ReleaseOpener, weighing
 from privfed.escrow_session import EscrowSession
 from privfed.keyholder import KeyHolder, Opener
 from privfed.quorum import QuorumOpener
@@ -32,6 +32,7 @@ from privfed.threshold_session import ThresholdSession
 from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import Aggregate, PlainVector, effective_clients
 from privfed.wire_aggregate import SignedHeads
+from privfed.wire_escrow import decode_holder_key
 
 
 class Stage(IntEnum):
@@ -50,6 +51,8 @@ class RoundServer(Protocol):
     def participants(self) -> tuple[str, ...]: ...
     def missing_approvals(self) -> tuple[str, ...]: ...
     def next_history(self) -> bytes: ...
+    def receive_holder_key(self, data: bytes) -> None: ...
+    def holder_key(self) -> bytes: ...
     def receive_setup(self, data: bytes) -> str: ...
     def start_uploads(self) -> tuple[str, ...]: ...
     def receive_commitment(self, data: bytes) -> str: ...
@@ -74,6 +77,7 @@ class RoundClient(Protocol):
     """What a round needs of a client, wherever that runs. `Participant` is one."""
 
     def opened_rounds(self) -> tuple[int, ...]: ...
+    def take_key(self, context: RoundContext, data: bytes) -> None: ...
     def setup(self, context: RoundContext) -> bytes: ...
     def take_shares(self, context: RoundContext, data: bytes) -> None: ...
     def commit(self, context: RoundContext) -> bytes: ...
@@ -88,6 +92,7 @@ class RoundClient(Protocol):
 class RoundHolder(Protocol):
     """What a round needs of a separate key holder. `privfed.escrow.EscrowHolder` is one."""
 
+    def announce_key(self, context: RoundContext) -> bytes: ...
     def open(self, context: RoundContext, request: bytes, upload: Callable[[str], bytes]) -> bytes: ...
 
 
@@ -105,6 +110,14 @@ class Participant:
     def opened_rounds(self) -> tuple[int, ...]:
         """Numbers of the rounds that are in this client's model, ascending."""
         return self.session.state.rounds
+
+    def take_key(self, context: RoundContext, data: bytes) -> None:
+        """See `EscrowSession.take_key`.
+
+        Raises:
+            UnsupportedInThisModeError: If the session is of another trust mode.
+        """
+        self._with_holder().take_key(context, data)
 
     def setup(self, context: RoundContext) -> bytes:
         """See `ClientSession.setup`."""
@@ -126,7 +139,7 @@ class Participant:
         Raises:
             UnsupportedInThisModeError: If the session is of another trust mode.
         """
-        return self._committing().commit(context)
+        return self._with_holder().commit(context)
 
     def take_commitments(self, context: RoundContext, data: bytes) -> None:
         """See `EscrowSession.take_commitments`.
@@ -134,11 +147,11 @@ class Participant:
         Raises:
             UnsupportedInThisModeError: If the session is of another trust mode.
         """
-        self._committing().take_commitments(context, data)
+        self._with_holder().take_commitments(context, data)
 
-    def _committing(self) -> EscrowSession:
+    def _with_holder(self) -> EscrowSession:
         if not isinstance(self.session, EscrowSession):
-            raise UnsupportedInThisModeError("commitments exist in EscrowKey mode only; nothing was trained or kept")
+            raise UnsupportedInThisModeError("a key holder and commitments exist in EscrowKey mode only; nothing was trained or kept")
         return self.session
 
     def upload(self, context: RoundContext) -> bytes:
@@ -194,8 +207,9 @@ class Participant:
         def check_heads(heads: SignedHeads) -> None:
             session.check_heads(context, heads)
 
-        if isinstance(trust, EscrowTrust) and isinstance(session, EscrowSession):
-            return ReleaseOpener(context=context, trust=trust, party=session.party, journal=session.journal, check_heads=check_heads)
+        if isinstance(session, EscrowSession):
+            key_id = session.key_id(context)
+            return ReleaseOpener(context=context, key_id=key_id, party=session.party, journal=session.journal, check_heads=check_heads)
         if not isinstance(trust, ThresholdTrust):
             key = session.round_key(context)
             return KeyHolder(context=context, round_key=key, journal=session.journal, check_heads=check_heads)
@@ -283,7 +297,9 @@ def run_round(
     silent: Mapping[str, Stage] = MappingProxyType({}),
     holder: RoundHolder | None = None,
 ) -> RoundRecord:
-    """Runs the phases of one round: setup (and shares), training (and commitments) and upload, digest, approval, aggregate, opening.
+    """Runs the phases of one round: setup, training and upload, digest, approval, aggregate, opening.
+
+    Shares, or the holder's key, belong to the setup; commitments come before the upload.
 
     A round that was interrupted, at whatever party, is gone on with where it stood. It is held with those who answer, if the policy
     holds; their integer weights are apportioned anew. A client whose budget does not cover the round says so, and is told apart
@@ -314,8 +330,12 @@ def run_round(
 
     if not server.cohort():
         with clock.phase("setup"):
+            if holder is not None:
+                server.receive_holder_key(holder.announce_key(context))
             for name in selected:
                 if answers(name, Stage.SETUP):
+                    if holder is not None:
+                        clients[name].take_key(context, server.holder_key())
                     server.receive_setup(clients[name].setup(context))
             server.start_uploads()
     refused: list[str] = []
@@ -373,25 +393,28 @@ def run_round(
         with clock.phase("key holder"):
             server.receive_opened(holder.open(context, request, server.upload))
     data = server.result()
-    published = None if holder is None else weighing(data, context)
+    holder_key = b"" if holder is None else server.holder_key()
+    published = None if holder is None else weighing(data, context, decode_holder_key(holder_key, context).key_id)
     if published is not None and published.fallback is Fallback.SKIPPED:
         raise RoundSkippedError(
             f"round {context.round} is skipped: the key holder found no weights that the policy allows; no aggregate was opened"
         )
     weighed = published or decision
     # From here on nothing is counted from what happened in this call alone: the round may have begun before a restart.
-    down = {name: len(digest) + (len(server.relay(name)) if shares or commits else 0) for name in participants}
+    down = {name: len(holder_key) + len(digest) + (len(server.relay(name)) if shares or commits else 0) for name in participants}
     with clock.phase("open"):
         for name, client in clients.items():
             if answers(name, Stage.OPENING):
                 try:
+                    if holder_key and context.round not in client.opened_rounds():
+                        client.take_key(context, holder_key)
                     client.open(context, data)
                 except PrivFedError:
                     # Why is the client's own knowledge: an answer that tells a server more helps it to forge.
                     if context.round not in client.opened_rounds():
                         server.receive_abort(client.abort(context))
                     raise
-                down[name] = down.get(name, 0) + len(products) + len(data)
+                down[name] = down.get(name, len(holder_key)) + len(products) + len(data)
     coefficients = server.coefficients()
     up = server.received_bytes()
     return RoundRecord(

@@ -22,6 +22,7 @@ from privfed.audit.run import run_audit
 from privfed.audit.suite import SUITE, AuditAttack
 from privfed.audit_file import read_audit, write_audit
 from privfed.client import Client
+from privfed.custody import Custody, Holder
 from privfed.data.paysim import NOBAL, PRE, FeatureSet, features
 from privfed.data.transactions import generate_transactions
 from privfed.dp.charges import Charges
@@ -30,8 +31,6 @@ from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Composition, Relation
 from privfed.dp.statement import PrivacyStatement
 from privfed.errors import LedgerError, UnsupportedDataError
-from privfed.he.params import CkksParams
-from privfed.he.secret import SharedKey
 from privfed.history import History, RoundSummary
 from privfed.scenario import consortium_of, first_model
 from privfed.strict_json import canonical, checksum, parse, real
@@ -58,12 +57,14 @@ class SavedRun:
         folder: Where it is, with history.json, model.npz and a ledger per bank.
         feature_set: What the model looks at.
         history: What happened.
+        custody: Who holds the key.
         command: How it was started; None if unknown.
     """
 
     folder: Path
     feature_set: FeatureSet
     history: History
+    custody: Custody
     command: str | None
 
     @classmethod
@@ -88,15 +89,19 @@ class SavedRun:
             feature_set = next(known for known in (PRE, NOBAL) if list(known.columns) == fields["features"])
             model = first_model(feature_set)
             command: str | None = None if fields["command"] is None else str(fields["command"])
+            keys = fields["keys"]
+            custody = Custody(
+                clients=len(fields["banks"]), holder=Holder(keys["mode"]), corrupted=keys["corrupted"], dropouts=keys["dropouts"]
+            )
             training = {str(bank["name"]): _mechanism(bank) for bank in fields["banks"]}
             epsilon = math.inf if fields["budget"]["epsilon"] is None else real(fields["budget"]["epsilon"])
             with np.load(io.BytesIO(packed), allow_pickle=False) as tensors:
                 values = layout_of(model).flatten(dict(tensors))
             history = History(
-                mode=SharedKey.__name__,
+                mode=custody.holder.value,
                 rule=FedAvg().name,
                 policy=OpeningPolicy(),
-                params=CkksParams.standard(),
+                params=custody.params,
                 training=training,
                 delta=dict.fromkeys(training, real(fields["budget"]["delta"])),
                 budget=dict.fromkeys(training, epsilon),
@@ -116,7 +121,7 @@ class SavedRun:
                 f"history.json in {folder} was edited, or is of another version: the {', '.join(differing)} in it is not what follows from "
                 f"the rest; nothing was done; {_PUT_BACK}"
             )
-        return cls(folder=folder, feature_set=feature_set, history=history, command=command)
+        return cls(folder=folder, feature_set=feature_set, history=history, custody=custody, command=command)
 
     def audit(
         self,
@@ -145,7 +150,7 @@ class SavedRun:
                 for name, training in self.history.training.items()
             ]
             return run_audit(
-                consortium_of(clients),
+                consortium_of(clients, self.custody),
                 first_model(self.feature_set),
                 schema=transaction_schema(self.feature_set),
                 repeats=repeats,

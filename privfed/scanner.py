@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from privfed.agreement import RoundContext
-from privfed.he.escrow_secret import EscrowKey
+from privfed.he.escrow_secret import AttemptKey, EscrowKey
 from privfed.he.secret import RoundKey, SharedKey
 from privfed.memory import patterns_in_process
 from privfed.protect import round_key
@@ -33,9 +33,10 @@ def process_holds_key(pid: int, keys: SharedKey, contexts: Sequence[RoundContext
 
 
 def bytes_hold_key(data: bytes, keys: SharedKey | EscrowKey, context: RoundContext) -> bool:
-    """Whether bytes, such as those of a file, hold the secret of the clients or of the key holder, or any part of a shared round key."""
+    """Whether bytes, such as those of a file, hold the secret of the clients or of the key holder, or any part of its key of a round."""
     if isinstance(keys, EscrowKey):
-        return keys._secret in data  # pyright: ignore[reportPrivateUsage] # no public name gives key material away
+        attempt_key = keys.attempt_key(binding=context.digest, params=context.agreement.params)
+        return any(pattern in data for pattern in [keys._secret, *_parts(attempt_key)])  # pyright: ignore[reportPrivateUsage]
     return any(pattern in data for pattern in _patterns(keys, [context]))
 
 
@@ -46,6 +47,6 @@ def _patterns(keys: SharedKey, contexts: Sequence[RoundContext]) -> list[bytes]:
     return patterns
 
 
-def _parts(key: RoundKey) -> list[bytes]:
+def _parts(key: RoundKey | AttemptKey) -> list[bytes]:
     words = key._ring_key.words()  # pyright: ignore[reportPrivateUsage]
     return [words[start : start + 8].tobytes() for start in range(0, len(words), len(words) // 4)]

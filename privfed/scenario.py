@@ -19,6 +19,7 @@ from torch import nn
 
 from privfed.client import Client, check_delta
 from privfed.consortium import Consortium
+from privfed.custody import Custody, Holder
 from privfed.data.partition import CONSORTIUM
 from privfed.data.paysim import PRE, FeatureSet, features
 from privfed.deal import Deal, deal
@@ -26,7 +27,6 @@ from privfed.dp.accounting import MOST_CALIBRATED_NOISE, epsilon
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget, PoissonSampledGaussian
 from privfed.engines.local import simulate
-from privfed.he.secret import SharedKey
 from privfed.history import History, RoundSummary
 from privfed.strict_json import checksum
 from privfed.training.evaluate import EvaluationScope
@@ -55,9 +55,12 @@ class Scenario:
         epsilon: What each bank may spend in all rounds together, above 0; infinite: the banks train without noise.
         delta: The delta of that epsilon, above 0 and below 1; left out, `default_delta` of the largest declared number of records.
         seed: Fixes who gets which record and what is set aside. Noise and keys come from the operating system.
+        holder: Who holds the key.
+        corrupted: See `Custody`.
+        dropouts: See `Custody`.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: If a number is out of its range, or as `Custody`.
     """
 
     banks: int = 5
@@ -68,6 +71,9 @@ class Scenario:
     epsilon: float = 4.0
     delta: float | None = None
     seed: int = 0
+    holder: Holder = Holder.EVERY_CLIENT
+    corrupted: int = 0
+    dropouts: int = 0
 
     def __post_init__(self) -> None:
         if self.banks < 3:
@@ -79,6 +85,12 @@ class Scenario:
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise ValueError(f"expected alpha to be a finite number above 0, got {self.alpha}")
         self.budget(max_records=1)
+        _ = self.custody
+
+    @property
+    def custody(self) -> Custody:
+        """Who holds the key."""
+        return Custody(clients=self.banks, holder=self.holder, corrupted=self.corrupted, dropouts=self.dropouts)
 
     def budget(self, *, max_records: int) -> Budget:
         """What each bank may spend, if the largest of them declares so many records."""
@@ -198,6 +210,7 @@ class Outcome:
         return {
             "scope": EvaluationScope.SIMULATION_ONLY.value,
             "mode": history.mode,
+            "keys": scenario.custody.content(),
             "rule": history.rule,
             "private": history.private,
             "features": list(scenario.feature_set.columns),
@@ -251,9 +264,9 @@ def first_model(feature_set: FeatureSet) -> nn.Module:
         return mlp(inputs=len(feature_set.columns), hidden=_HIDDEN)
 
 
-def consortium_of(clients: Sequence[Client]) -> Consortium:
-    """The consortium of a scenario, under a new shared key."""
-    return Consortium(clients, keys=SharedKey.generate(), loss=BinaryCrossEntropy(positive_weight=_POSITIVE_WEIGHT))
+def consortium_of(clients: Sequence[Client], custody: Custody) -> Consortium:
+    """The consortium of a scenario, under new keys."""
+    return Consortium(clients, keys=custody.keys(), params=custody.params, loss=BinaryCrossEntropy(positive_weight=_POSITIVE_WEIGHT))
 
 
 def run_scenario(
@@ -297,7 +310,7 @@ def run_scenario(
             for name, shard in dealt.banks.items()
         ]
         history = simulate(
-            consortium_of(clients),
+            consortium_of(clients, scenario.custody),
             first_model(scenario.feature_set),
             rounds=scenario.rounds,
             evaluation=dealt.test,

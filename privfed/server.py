@@ -33,6 +33,7 @@ from privfed.message import Kind
 from privfed.spool import Spool
 from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.wire import (
+    check_key,
     check_upload,
     decode_abort,
     decode_approval,
@@ -46,13 +47,14 @@ from privfed.wire import (
 )
 from privfed.wire_aggregate import EncryptedSum, encode_aggregate
 from privfed.wire_commit import decode_commitment, decode_commitments, encode_commitments
-from privfed.wire_escrow import decode_opened, encode_request, opened_digest
+from privfed.wire_escrow import decode_holder_key, decode_opened, encode_request, opened_digest
 from privfed.wire_products import decode_coefficients, encode_products, product_params, sketch_seed
 from privfed.wire_shares import decode_dealt_setup, encode_relay
 
 _PRODUCTS = "products"
 _OPENED = "opened"
 _COMMITMENTS = "commitments"
+_HOLDER_KEY = "holder_key"
 
 
 class Phase(Enum):
@@ -155,14 +157,49 @@ class Server:
         approved = self.received(Kind.APPROVAL)
         return tuple(name for name in self.participants() if name not in approved)
 
+    def receive_holder_key(self, data: bytes) -> None:
+        """Verifies and stores the key holder's public key of the attempt, for the clients. It comes before their setup messages.
+
+        Raises:
+            CohortError: If another one came before.
+            UnsupportedInThisModeError: If there is no key holder.
+            PrivFedError: As `wire_escrow.decode_holder_key`.
+        """
+        self._require_holder()
+        decode_holder_key(data, self._context)
+        try:
+            self._spool.put(_HOLDER_KEY, data)
+        except FileExistsError:
+            raise CohortError("another key of the key holder came before; this one was dropped") from None
+
+    def holder_key(self) -> bytes:
+        """The key holder's public key of the attempt, as it signed it.
+
+        Raises:
+            CohortError: If it has not come.
+            UnsupportedInThisModeError: If there is no key holder.
+            DamagedFileError: If what was stored is not what came.
+        """
+        self._require_holder()
+        if not self._spool.has(_HOLDER_KEY) and not self.received(Kind.SETUP):
+            raise CohortError(f"the key holder has announced no key for round {self._context.round}; nothing happened; ask it")
+        with self._reading():
+            data = self._spool.get(_HOLDER_KEY)
+            decode_holder_key(data, self._context)
+        return data
+
     def receive_setup(self, data: bytes) -> str:
         """Stores a client's setup message; returns the client's name.
 
         Raises:
-            CohortError: If the client was not selected, sent another setup message before, or comes too late.
+            CohortError: If the client was not selected, sent another setup message before, or comes too late; where there is a key
+                holder, if its key has not come.
+            RoundMismatchError: If the client has another key of the key holder.
             PrivFedError: As `wire.decode_setup`.
         """
-        sender, _ = self._read_setup(data)
+        sender, key_id = self._read_setup(data)
+        if isinstance(self._context.agreement.trust, EscrowTrust):
+            check_key(sender, key_id, decode_holder_key(self.holder_key(), self._context).key_id)
         return self._store(Kind.SETUP, sender, data, phase=Phase.SETUP, cohort=self._selected)
 
     def start_uploads(self) -> tuple[str, ...]:
@@ -291,7 +328,7 @@ class Server:
 
     def _require_holder(self) -> None:
         if not isinstance(self._context.agreement.trust, EscrowTrust):
-            raise UnsupportedInThisModeError("commitments exist in EscrowKey mode only; nothing happened")
+            raise UnsupportedInThisModeError("a key holder and commitments exist in EscrowKey mode only; nothing happened")
 
     def receive_upload(self, data: bytes) -> str:
         """Verifies and stores a client's upload; returns the client's name.

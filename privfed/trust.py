@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from privfed.he.escrow import public_key_id
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import PublicIdentity
 
 _KEY_BYTES = 32
@@ -52,11 +51,10 @@ class ThresholdTrust:
 
 @dataclass(frozen=True, kw_only=True)
 class EscrowTrust:
-    """The terms of `EscrowKey`: who the key holder is, its public key, and how it reaches the clients.
+    """The terms of `EscrowKey`: who the key holder is, and how it reaches the clients. For each attempt it signs a public key.
 
     Args:
         holder: Name and signing key of the key holder, as pinned.
-        public_key: To which the clients encrypt, as `EscrowKey.public_key` gives it.
         encryption_keys: X25519 key of every client, 32 raw bytes, by name: to these the opened sums are encrypted.
 
     Raises:
@@ -64,7 +62,6 @@ class EscrowTrust:
     """
 
     holder: PublicIdentity
-    public_key: bytes
     encryption_keys: Mapping[str, bytes]
 
     def __post_init__(self) -> None:
@@ -81,16 +78,11 @@ class EscrowTrust:
         return 0
 
     @property
-    def key_id(self) -> bytes:
-        """Name of the public key, 16 bytes."""
-        return public_key_id(self.public_key)
-
-    @property
     def digest(self) -> bytes:
         """SHA-256 over all of it, 32 bytes."""
         name = self.holder.name.encode()
-        state = len(name).to_bytes(2, "big") + name + self.holder.public_key + hashlib.sha256(self.public_key).digest()
-        return hashlib.sha256(b"privfed escrow trust v1" + state + _key_fields(self.encryption_keys)).digest()
+        state = len(name).to_bytes(2, "big") + name + self.holder.public_key
+        return hashlib.sha256(b"privfed escrow trust v2" + state + _key_fields(self.encryption_keys)).digest()
 
 
 Trust = ThresholdTrust | EscrowTrust

@@ -1,5 +1,6 @@
 """The messages that only `EscrowKey` has.
 
+HOLDER_KEY  key holder -> clients  its public key of one attempt, before anything is encrypted
 REQUEST  server -> key holder    the digest, the approvals and the commitments; the uploads follow as their clients signed them
 OPENED   key holder -> clients   the request, and the opened sum, encrypted to every client; of a scored session in between what the rule
                                  chose, and what it was that was chosen; if nothing was, there is no sum
@@ -12,9 +13,9 @@ from privfed.agreement import RoundContext
 from privfed.decision import Fallback
 from privfed.digest import COEFFICIENT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError
+from privfed.he.escrow import HolderKey, public_key_id, unpack_public_key
 from privfed.identity import Identity
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
-from privfed.trust import EscrowTrust
 from privfed.wire import COUNT_BYTES, LENGTH_BYTES, check_key
 from privfed.wire_aggregate import OpenableAggregate, SealedSum, max_approved_payload, read_approved
 from privfed.wire_commit import check_committed, decode_commitments, max_commitments_bytes
@@ -56,6 +57,36 @@ class Opened:
     request: bytes
     message: OpenableAggregate
     chosen: Chosen | None
+
+
+def encode_holder_key(context: RoundContext, identity: Identity, public_key: bytes) -> bytes:
+    """The key holder's word which key the clients encrypt to in this attempt, and in no other one.
+
+    Args:
+        context: Agreement, round and attempt.
+        identity: The key holder.
+        public_key: `AttemptKey.public_key` of this attempt.
+
+    Raises:
+        ValueError: If the identity is not the key holder's, or it is no public key for the session's parameters.
+    """
+    if len(public_key) != context.agreement.params.public_key_bytes:
+        raise ValueError(f"expected a public key of {context.agreement.params.public_key_bytes} bytes, got {len(public_key)}")
+    return seal(context, identity, Kind.HOLDER_KEY, key_id=public_key_id(public_key), payload=public_key)
+
+
+def decode_holder_key(data: bytes, context: RoundContext) -> HolderKey:
+    """The public key of the attempt, as the agreed key holder signed it for this session, round, attempt, history and parameters.
+
+    Raises:
+        PrivFedError: As `message.unseal`.
+    """
+    frame = unseal(data, context, Kind.HOLDER_KEY, max_payload=context.agreement.params.public_key_bytes)
+    key = HolderKey(binding=context.digest, public_key=bytes(frame.payload))
+    if frame.key_id != key.key_id:
+        raise InvalidMessageError
+    unpack_public_key(key.public_key, context.agreement.params)
+    return key
 
 
 def encode_request(
@@ -136,24 +167,24 @@ def read_opened(data: bytes, context: RoundContext, key_id: bytes) -> Opened:
     Raises:
         PrivFedError: As `decode_request`.
     """
-    names = context.agreement.roster.names
-    most_numbers = 8 * context.agreement.sent_layout.size + _TAG_BYTES
-    if context.agreement.scored:
-        most_numbers += _SCALE_BYTES + 1 + len(names) * COEFFICIENT_BYTES
-    most = LENGTH_BYTES + MAX_FRAME_BYTES + _max_request_payload(context) + len(names) * _SEALED_KEY_BYTES + most_numbers
+    names, scored = context.agreement.roster.names, context.agreement.scored
+    sealed_sum = context.agreement.opened_bytes * context.agreement.sent_layout.size + _TAG_BYTES + (_SCALE_BYTES if scored else 0)
+    chosen_bytes = 1 + len(names) * COEFFICIENT_BYTES if scored else 0
+    most = LENGTH_BYTES + MAX_FRAME_BYTES + _max_request_payload(context) + chosen_bytes + len(names) * _SEALED_KEY_BYTES + sealed_sum
     frame = unseal(data, context, Kind.OPENED, max_payload=most)
     check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
     request = reader.take(reader.integer(LENGTH_BYTES))
     message = decode_request(request, context, key_id)
-    chosen = _read_chosen(reader, context, message.digest) if context.agreement.scored else None
+    chosen = _read_chosen(reader, context, message.digest) if scored else None
     if chosen is not None:
         message = replace(message, coefficients=chosen.coefficients)
         if chosen.skipped:
             reader.end()
             return Opened(request=request, message=message, chosen=chosen)
     sealed = {name: reader.take(_SEALED_KEY_BYTES) for name in names}
-    release = SealedSum(sealed=sealed, ciphertext=bytes(reader.rest()))
+    release = SealedSum(sealed=sealed, ciphertext=reader.take(sealed_sum))
+    reader.end()
     return Opened(request=request, message=replace(message, total=release), chosen=chosen)
 
 
@@ -166,18 +197,6 @@ def _read_chosen(reader: Reader, context: RoundContext, digest: RoundDigest) -> 
     if chosen.skipped is any(coefficients):
         raise InvalidMessageError
     return chosen
-
-
-def escrow_trust(context: RoundContext) -> EscrowTrust:
-    """The terms of the key holder.
-
-    Raises:
-        InvalidMessageError: If there is none in this session.
-    """
-    trust = context.agreement.trust
-    if not isinstance(trust, EscrowTrust):
-        raise InvalidMessageError
-    return trust
 
 
 def opened_digest(data: bytes, context: RoundContext, key_id: bytes) -> RoundDigest:

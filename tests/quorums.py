@@ -14,7 +14,8 @@ from privfed.approval import approve
 from privfed.digest import RoundDigest, hash_message
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
-from privfed.he.threshold import ThresholdKey, key_id
+from privfed.he.threshold import key_id
+from privfed.he.threshold_key import ThresholdKey
 from privfed.he.threshold_secret import SummandKey
 from privfed.identity import Identity, Roster
 from privfed.journal import Journal

@@ -252,6 +252,16 @@ def test_simulate_without_noise_says_so_and_claims_nothing(log: Path) -> None:
         (("--non-private", "--epsilon", "3"), "expected --non-private without --epsilon"),
         (("--quick", "--rounds", "3"), "expected --quick without --rounds: it has 2 rounds"),
         (("--banks", "80"), "too few frauds for 80 banks"),
+        (("--corrupted", "1"), "expected --keys shared without --corrupted: they decide the quorum that opens sums with --keys threshold"),
+        (("--keys", "escrow", "--corrupted", "0", "--dropouts", "1"), "expected --keys escrow without --corrupted and --dropouts"),
+        (("--keys", "threshold", "--dropouts", "-1"), "expected --dropouts from 0, got -1; nothing was read"),
+        (
+            ("--keys", "threshold", "--dropouts", "2", "--corrupted", "1"),
+            "in corrupted clients alone, which answer twice, and a lying server would have two sums opened; nearest that can be solved: "
+            "dropouts=1 (a quorum of 4), or corrupted=0 (a quorum of 3), or clients=6 (a quorum of 4) (--banks, --corrupted, --dropouts); "
+            "nothing was read",
+        ),
+        (("--keys", "threshold", "--banks", "3", "--corrupted", "2"), "corrupted=1 (a quorum of 3), or clients=4 (a quorum of 4)"),
         (
             ("--banks", "3", "--epsilon", "0.0001"),
             "got 0.0001, too small for 20 rounds; nothing was trained; raise it, or take fewer rounds",
@@ -281,6 +291,44 @@ def test_simulate_says_when_noise_drowns_what_is_learned_and_when_delta_is_large
     assert not any("hardly anything" in note or "is large" in note for note in calm["notes"])
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--keys", "escrow"), ("EscrowKey", "one key holder beside banks and server opens the sums", "the key holder")),
+        (
+            ("--keys", "threshold", "--corrupted", "1", "--banks", "5", "--dropouts", "1"),
+            (
+                "ThresholdKey",
+                "nobody holds a key, any 4 of 5 banks open a sum together, and the server learns it",
+                "the server, which learns every sum",
+            ),
+        ),
+    ],
+    ids=["escrow", "threshold"],
+)
+def test_simulate_under_other_keys_says_who_holds_them_and_is_audited_and_reported_likewise(
+    options: tuple[str, ...], words: tuple[str, str, str], log: Path, tmp_path: Path
+) -> None:
+    mode, held, reader = words
+    run = tmp_path / "run"
+    shown = here("simulate", str(log), "--quick", "--banks", "3", *options, "--out", str(run))
+    assert shown.exit_code == 0, shown.output
+    assert f"Trust mode {mode}: {held}" in " ".join(shown.stdout.split())
+    written = json.loads((run / "history.json").read_text())
+    assert (written["mode"], written["keys"]["mode"]) == (mode, mode)
+    audited = here("audit", str(run), "--quick", "--json")
+    assert audited.exit_code in (0, 3), audited.output
+    found = json.loads(audited.stdout)
+    assert found["mode"] == mode
+    assert reader in audited.stdout
+    reported = here("report", str(run))
+    assert reported.exit_code == 0, reported.output
+    assert mode in (run / "report.md").read_text()
+    edited = written | {"keys": written["keys"] | {"mode": "SharedKey", "corrupted": 0, "dropouts": 0}}
+    (run / "history.json").write_text(json.dumps(edited))
+    assert "the mode" in refusal(here("audit", str(run)))
+
+
 def test_a_misspelled_command_is_corrected_once() -> None:
     for arguments in (("simulat",), ("ledger", "sho"), ("keys", "ini")):
         assert here(*arguments).stderr.count("Did you mean") == 1
@@ -290,7 +338,7 @@ def test_simulate_refuses_a_folder_that_is_a_file(log: Path) -> None:
     assert f"expected --out to name a folder, and {log} is a file" in refusal(here("simulate", str(log), "--quick", "--out", str(log)))
 
 
-@pytest.mark.parametrize("options", [("--features", "raw"), ("--noise-seed", "1"), ("--banks", "three")])
+@pytest.mark.parametrize("options", [("--features", "raw"), ("--noise-seed", "1"), ("--banks", "three"), ("--keys", "none")])
 def test_simulate_has_no_such_option(options: tuple[str, ...], log: Path) -> None:
     result = here("simulate", str(log), *options)
     assert result.exit_code == 2
@@ -626,6 +674,8 @@ def test_help_does_not_wait_for_torch_or_pandas() -> None:
         ("simulate", "absent.csv", "--rounds", "0"),
         ("simulate", "absent.csv", "--epsilon", "-1"),
         ("simulate", __file__, "--quick", "--rounds", "1"),
+        ("simulate", __file__, "--dropouts", "1"),
+        ("simulate", __file__, "--keys", "threshold", "--dropouts", "3"),
         ("simulate", __file__, "--out", __file__),
         ("partition", "absent.csv"),
         ("partition", __file__, "--column", "a", "--alpha", "1"),

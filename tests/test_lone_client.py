@@ -26,7 +26,7 @@ from privfed.dp.mechanism import Budget
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.training.compiled import CompiledSum, compile_sum
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate

@@ -21,6 +21,7 @@ from privfed.errors import (
     PrivFedError,
     RoundMismatchError,
 )
+from privfed.he.escrow import public_key_id
 from privfed.he.params import CkksParams
 from privfed.he.threshold import key_id as threshold_key_id
 from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity, Roster
@@ -29,14 +30,16 @@ from privfed.update import Layout
 from privfed.wire import decode_abort, decode_approval, decode_digest, decode_setup, decode_upload, encode_abort, encode_setup
 from privfed.wire_aggregate import decode_aggregate
 from privfed.wire_commit import decode_commitment, decode_commitments, encode_commitment, encode_commitments
-from privfed.wire_escrow import decode_request, encode_request
+from privfed.wire_escrow import decode_holder_key, decode_opened, decode_request, encode_request
 from privfed.wire_products import decode_coefficients, decode_products
 from privfed.wire_shares import decode_relay, decode_share, encode_relay, encode_share, sealed_share_bytes
+from tests.holders import HeldRound
 
 FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.SHARES, Kind.REQUEST, Kind.COMMITS)
-# Those of scored rounds are refused in the sessions here; in their own they are tested in tests/test_scorer.py. A key holder speaks in
-# sessions that have one: see tests/engines/test_escrow.py.
-ELSEWHERE = (Kind.PRODUCTS, Kind.COEFFICIENTS, Kind.OPENED)
+# A key holder speaks in sessions that have one: the same people have such a session, too.
+FROM_HOLDER = (Kind.HOLDER_KEY, Kind.OPENED)
+# Those of scored rounds are refused in the sessions here; in their own they are tested in tests/test_scorer.py.
+ELSEWHERE = (Kind.PRODUCTS, Kind.COEFFICIENTS)
 ALL = [kind for kind in Kind if kind not in ELSEWHERE]
 KINDS = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
 
@@ -51,9 +54,13 @@ class Traffic:
     other_client: Identity
     key_id: bytes
     digest: Any
+    held: HeldRound
+
+    def context_of(self, kind: Kind) -> RoundContext:
+        return self.held.context if kind in FROM_HOLDER else self.context
 
     def decode(self, kind: Kind, data: bytes, context: RoundContext | None = None) -> object:
-        context = context or self.context
+        context = context or self.context_of(kind)
         decoders: dict[Kind, Callable[[], object]] = {
             Kind.SETUP: lambda: decode_setup(data, context),
             Kind.UPLOAD: lambda: decode_upload(data, context, self.key_id),
@@ -68,11 +75,15 @@ class Traffic:
             Kind.REQUEST: lambda: decode_request(data, context, self.key_id),
             Kind.COMMIT: lambda: decode_commitment(data, context, self.key_id),
             Kind.COMMITS: lambda: decode_commitments(data, context, self.key_id),
+            Kind.HOLDER_KEY: lambda: decode_holder_key(data, context),
+            Kind.OPENED: lambda: decode_opened(data, context, self.key_of(Kind.OPENED)),
         }
         return decoders[kind]()
 
     def key_of(self, kind: Kind) -> bytes:
-        """Shares belong to no key that clients have in common, and name their round instead."""
+        """Shares belong to no key that clients have in common, and name their round instead; what a holder says, to its own key."""
+        if kind in FROM_HOLDER:
+            return public_key_id(self.held.public_key)
         return threshold_key_id(self.context.digest) if kind in (Kind.SHARE, Kind.SHARES) else self.key_id
 
     def resigned(self, kind: Kind, body: bytes, signer: Identity | None = None) -> bytes:
@@ -96,6 +107,8 @@ def traffic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for name, identity in parties.clients.items()
     }
     commitments = encode_commitments(joint.context, parties.server, commits, key_id=key_id)
+    held = HeldRound(parties.agreement, parties.server, tuple(parties.clients.values()), round=5, attempt=2)
+    signers = {kind: parties.server if kind in FROM_SERVER else bank for kind in ALL}
     return Traffic(
         context=joint.context,
         messages={
@@ -110,11 +123,13 @@ def traffic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             Kind.REQUEST: encode_request(joint.context, parties.server, announced, approvals, commitments=commitments, key_id=key_id),
             Kind.COMMIT: commits["bank_00"],
             Kind.COMMITS: commitments,
+            **{kind: held.messages[kind] for kind in FROM_HOLDER},
         },
-        signers={kind: parties.server if kind in FROM_SERVER else bank for kind in ALL},
+        signers=signers | dict.fromkeys(FROM_HOLDER, held.holder),
         other_client=parties.clients["bank_01"],
         key_id=key_id,
         digest=decode_digest(announced, joint.context, key_id),
+        held=held,
     )
 
 
@@ -186,10 +201,10 @@ def test_a_message_with_another_senders_name_is_refused_whoever_signs_it(traffic
 
 
 @KINDS
-def test_a_client_cannot_speak_as_the_server_nor_the_server_as_a_client(traffic: Traffic, kind: Kind) -> None:
+def test_nobody_speaks_in_the_place_of_client_server_or_key_holder(traffic: Traffic, kind: Kind) -> None:
     wrong = traffic.other_client if kind in FROM_SERVER else traffic.signers[Kind.DIGEST]
     with pytest.raises(ValueError, match=f"pins for {kind.name}"):
-        seal(traffic.context, wrong, kind, key_id=traffic.key_id, payload=b"")
+        seal(traffic.context_of(kind), wrong, kind, key_id=traffic.key_id, payload=b"")
     body = body_of(traffic.messages[kind])
     start = len(b"privfed\0") + 2
     renamed = body[:start] + write_text(wrong.name) + body[start + 1 + len(traffic.signers[kind].name) :]
@@ -227,13 +242,13 @@ def test_another_format_is_refused_even_when_signed(traffic: Traffic, kind: Kind
 def test_a_payload_of_another_length_is_refused_even_when_signed(traffic: Traffic, kind: Kind) -> None:
     signer, whole = traffic.signers[kind], body_of(traffic.messages[kind])
     key_id = traffic.key_of(kind)
-    header = len(body_of(seal(traffic.context, signer, kind, key_id=key_id, payload=b"")))
+    header = len(body_of(seal(traffic.context_of(kind), signer, kind, key_id=key_id, payload=b"")))
     payload = whole[header:]
     for other in (payload + b"\0", payload[:-1]):
         if len(other) != len(payload) + 1 and not payload:
             continue
         with pytest.raises(InvalidMessageError):  # the header is honest about it
-            traffic.decode(kind, seal(traffic.context, signer, kind, key_id=key_id, payload=other))
+            traffic.decode(kind, seal(traffic.context_of(kind), signer, kind, key_id=key_id, payload=other))
         with pytest.raises(InvalidMessageError):  # the header lies
             traffic.decode(kind, traffic.resigned(kind, whole[:header] + other))
 
@@ -260,6 +275,8 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
     approval = 32 + owners * 64
     share = frame + 256 + params.polynomial_bytes + 48
     commitments = frame + 4 + clients * (4 + frame + 38)
+    request = frame + 4 + (4 + frame + digest) + clients * (4 + frame + approval) + 4 + commitments
+    coordinates, opened_sum = traffic.context.agreement.layout.size, 4  # sums of up to 256 numbers of 23 bits, and their signs
     largest = {
         Kind.SETUP: frame,
         Kind.UPLOAD: frame + (2**20 if owners else 0) + 4 + params.fresh_chunk_bytes + 92,
@@ -269,7 +286,9 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
         Kind.ABORT: frame + 5,
         Kind.SHARE: share,
         Kind.SHARES: frame + 4 + clients * (256 + 4 + share),
-        Kind.REQUEST: frame + 4 + (4 + frame + digest) + clients * (4 + frame + approval) + 4 + commitments,
+        Kind.REQUEST: request,
+        Kind.HOLDER_KEY: frame + 2 * 4096 * 7,
+        Kind.OPENED: frame + 4 + request + clients * 80 + coordinates * opened_sum + 16,
         Kind.COMMIT: frame + 38,
         Kind.COMMITS: commitments,
     }[kind]
@@ -302,6 +321,12 @@ class OtherRule(FedAvg):
 def disagreements(context: RoundContext) -> dict[str, tuple[RoundContext, type[PrivFedError], str]]:
     """Receivers that took part in something else, what they must raise, and what the text must name."""
     agreement = context.agreement
+    bound = (CkksParams.escrow if agreement.params.asymmetric else CkksParams.standard)(bound=2.0)
+    trust = (
+        agreement.trust
+        if agreement.trust is None
+        else replace(agreement.trust, encryption_keys=dict(agreement.trust.encryption_keys) | {"newcomer": bytes(32)})
+    )
     newcomer = Roster(server=agreement.roster.server, clients=(*agreement.roster.clients, Identity.generate("newcomer").public))
 
     def under(**changes: Any) -> RoundContext:
@@ -313,12 +338,12 @@ def disagreements(context: RoundContext) -> dict[str, tuple[RoundContext, type[P
         "attempt": (replace(context, attempt=1), RoundMismatchError, "belongs to round 5, attempt 2, and not to round 5, attempt 1"),
         "history": (replace(context, history=b"h" * 32), HistoryMismatchError, "has not opened the same rounds before round 5"),
         "start": (under(start=bytes(32)), AgreementMismatchError, "another idea of the start;"),
-        "params": (under(params=CkksParams.standard(bound=2.0)), ParametersMismatchError, "other encryption parameters or library"),
+        "params": (under(params=bound), ParametersMismatchError, "other encryption parameters or library"),
         "layout": (under(layout=Layout(names=("x",), shapes=((8,),))), LayoutMismatchError, "another layout"),
         "roster": (
-            under(roster=newcomer, weights=dict(agreement.weights) | {"newcomer": 1.0}),
+            under(roster=newcomer, weights=dict(agreement.weights) | {"newcomer": 1.0}, trust=trust),
             AgreementMismatchError,
-            "another idea of the roster and the weights;",
+            f"another idea of the roster and the weights{'' if trust is None else ' and the trust mode'};",
         ),
         "weights": (under(weights=dict.fromkeys(agreement.weights, 2.0)), AgreementMismatchError, "another idea of the weights;"),
         "rule": (under(rule=OtherRule()), AgreementMismatchError, "another idea of the rule;"),
@@ -331,7 +356,7 @@ def disagreements(context: RoundContext) -> dict[str, tuple[RoundContext, type[P
     "what", ["session", "round", "attempt", "history", "start", "params", "layout", "roster", "weights", "rule", "policy"]
 )
 def test_an_authentic_message_of_another_agreement_or_round_is_refused_by_name(traffic: Traffic, kind: Kind, what: str) -> None:
-    context, error, text = disagreements(traffic.context)[what]
+    context, error, text = disagreements(traffic.context_of(kind))[what]
     with pytest.raises(error, match=text) as caught:
         traffic.decode(kind, traffic.messages[kind], context)
     assert "nothing happened" in str(caught.value)

@@ -29,7 +29,7 @@ from privfed.errors import AgreementMismatchError, OpeningRefusedError
 from privfed.he.codec import gather, unpack_words
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.history import History
 from privfed.report.advice import advice
 from privfed.report.checks import Check, audit_checks

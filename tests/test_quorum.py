@@ -25,7 +25,8 @@ from privfed.errors import (
 )
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
-from privfed.he.threshold import OnePolynomialVector, ThresholdKey, add_up, key_id
+from privfed.he.threshold import OnePolynomialVector, add_up, key_id
+from privfed.he.threshold_key import ThresholdKey
 from privfed.he.threshold_secret import SummandKey, open_sum
 from privfed.identity import Identity
 from privfed.journal import Journal

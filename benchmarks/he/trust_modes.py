@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -18,11 +19,14 @@ from privfed.aggregation.rules import FedAvg
 from privfed.agreement import Agreement, encode_agreement
 from privfed.approval import approve
 from privfed.digest import hash_message
-from privfed.escrow import EscrowHolder, ReleaseOpener
+from privfed.escrow import EscrowHolder
+from privfed.escrow_opener import ReleaseOpener
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey
+from privfed.he.escrow import HolderKey
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
-from privfed.he.threshold import ThresholdKey, key_id
+from privfed.he.threshold import key_id
+from privfed.he.threshold_key import ThresholdKey
 from privfed.he.threshold_secret import SummandKey, _ring
 from privfed.identity import Identity, Roster
 from privfed.keys.party import Party
@@ -34,6 +38,7 @@ from privfed.trust import EscrowTrust, ThresholdTrust, Trust
 from privfed.update import Layout, Update
 from privfed.wire import encode_setup, encode_upload
 from privfed.wire_commit import decode_commitments, encode_commitment
+from privfed.wire_escrow import decode_holder_key
 
 _SERVER, _HOLDER = "server", "key_holder"
 SHARES = "shares.json"
@@ -82,7 +87,7 @@ class _TrustRound(Round):
         values = self._context.agreement.layout.flatten(self._work.update(client))
         return Update(sender=self._names[client], round=0, vector=values)
 
-    def _send(self, client: int, key: SummandKey | Trust, meter: Meter, agreeing: Meter) -> bytes:
+    def _send(self, client: int, key: SummandKey | HolderKey, meter: Meter, agreeing: Meter) -> bytes:
         update, identity = self._update(client), self._identity(self._names[client])
         self._load_ring()
         with meter:
@@ -178,21 +183,29 @@ class Escrow(_TrustRound):
         return CkksParams.escrow(bound=BOUND)
 
     def _trust(self, encryption_keys: dict[str, bytes]) -> Trust:
-        key = EscrowKey.generate()
-        key.save(self._folder / "escrow.key")
-        public_key = key.public_key(session=self._session, params=self.params(self._work.clients))
-        return EscrowTrust(holder=self._identity(_HOLDER).public, public_key=public_key, encryption_keys=encryption_keys)
+        EscrowKey.generate().save(self._folder / "escrow.key")
+        return EscrowTrust(holder=self._identity(_HOLDER).public, encryption_keys=encryption_keys)
+
+    def _holder(self, folder: Path) -> EscrowHolder:
+        key = EscrowKey.load(self._folder / "escrow.key")
+        return EscrowHolder(identity=self._identity(_HOLDER), key=key, agreement=self._context.agreement, directory=folder)
+
+    @cached_property
+    def _holder_key(self) -> HolderKey:
+        return decode_holder_key((self._folder / "holder.key").read_bytes(), self._context)
 
     def prepare(self, meter: Meter) -> None:
         self._agree()
+        announced = self._holder(self._folder / _HOLDER).announce_key(self._context)
+        (self._folder / "holder.key").write_bytes(announced)
         for name in self._names:
             identity = self._identity(name)
             with meter:
-                message = encode_setup(self._context, identity, self._terms.key_id)
+                message = encode_setup(self._context, identity, decode_holder_key(announced, self._context).key_id)
             (self._folder / f"{name}.setup").write_bytes(message)
 
     def upload(self, client: int, meter: Meter, agreeing: Meter) -> bytes:
-        return self._send(client, self._terms, meter, agreeing)
+        return self._send(client, self._holder_key, meter, agreeing)
 
     def answer(self, meter: Meter) -> None:
         announced = (self._folder / "digest").read_bytes()
@@ -204,10 +217,10 @@ class Escrow(_TrustRound):
                     self._context,
                     identity,
                     announced,
-                    key_id=self._terms.key_id,
+                    key_id=self._holder_key.key_id,
                     upload_hash=upload_hash,
                     journal=journal,
-                    committed=decode_commitments(relayed, self._context, self._terms.key_id),
+                    committed=decode_commitments(relayed, self._context, self._holder_key.key_id),
                 )
             (self._folder / f"{name}.approval").write_bytes(approval)
 
@@ -217,7 +230,7 @@ class Escrow(_TrustRound):
         for name, data in zip(self._names, uploads, strict=True):
             waiting.append(folder / f"{name}.waiting")
             waiting[-1].write_bytes(data)
-            commitment = encode_commitment(self._context, self._identity(name), hash_message(data), key_id=self._terms.key_id)
+            commitment = encode_commitment(self._context, self._identity(name), hash_message(data), key_id=self._holder_key.key_id)
             del data
             with meter:
                 server.receive_commitment(commitment)
@@ -231,7 +244,9 @@ class Escrow(_TrustRound):
         self._load_ring()
         with tempfile.TemporaryDirectory(dir=self._folder) as spool:
             server = self._server(spool)
+            announced = (self._folder / "holder.key").read_bytes()
             with meter:
+                server.receive_holder_key(announced)
                 for name in self._names:
                     server.receive_setup((self._folder / f"{name}.setup").read_bytes())
                 server.start_uploads()
@@ -251,10 +266,9 @@ class Escrow(_TrustRound):
                     server.receive_approval((self._folder / f"{name}.approval").read_bytes())
                 request = server.aggregate()
             holding = Meter()
-            key = EscrowKey.load(self._folder / "escrow.key")
             with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-                identity = self._identity(_HOLDER)
-                holder = EscrowHolder(identity=identity, key=key, agreement=self._context.agreement, directory=Path(folder) / "holder")
+                # Every time as it was after the setup: what it has opened once it would only hand out again.
+                holder = self._holder(shutil.copytree(self._folder / _HOLDER, Path(folder) / _HOLDER))
                 with holding:
                     opened = holder.open(self._context, request, server.upload)
             (self._folder / "holder.json").write_text(json.dumps(holding.cpu_seconds))
@@ -266,4 +280,6 @@ class Escrow(_TrustRound):
         name = self._names[0]
         journal, party = self._journal(name), self._party(name)
         with meter:
-            return ReleaseOpener(context=self._context, trust=self._terms, party=party, journal=journal).open(data).vector.values
+            return (
+                ReleaseOpener(context=self._context, key_id=self._holder_key.key_id, party=party, journal=journal).open(data).vector.values
+            )

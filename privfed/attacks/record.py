@@ -27,7 +27,7 @@ from privfed.update import Aggregate, PlainVector
 from privfed.wire import decode_approval, decode_digest, decode_setup, decode_upload
 from privfed.wire_aggregate import decode_aggregate
 from privfed.wire_commit import decode_commitment, decode_commitments
-from privfed.wire_escrow import decode_opened, decode_request
+from privfed.wire_escrow import decode_holder_key, decode_opened, decode_request
 from privfed.wire_shares import decode_dealt_setup
 
 
@@ -65,8 +65,8 @@ class EncryptedRecord:
     @cached_property
     def _key_id(self) -> bytes:
         match self.context.agreement.trust:
-            case EscrowTrust() as trust:
-                return trust.key_id
+            case EscrowTrust():
+                return decode_holder_key(self._message("holder_key"), self.context).key_id
             case ThresholdTrust():
                 return threshold.key_id(self.context.digest)
             case _:
@@ -115,6 +115,9 @@ class EncryptedRecord:
             case "aggregate" if isinstance(trust, EscrowTrust):
                 decode_request(data, context, key_id)
                 what, form = "request to the key holder, with all approvals", Form.PUBLIC
+            case "holder_key" if isinstance(trust, EscrowTrust):
+                decode_holder_key(data, context)
+                what, form = "public key of the key holder for this attempt", Form.PUBLIC
             case "commit" if isinstance(trust, EscrowTrust):
                 decode_commitment(data, context, key_id)
                 what, form = f"commitment of {sender} to its upload", Form.PUBLIC
@@ -166,7 +169,7 @@ class EncryptedRecord:
         if isinstance(self.keys, EscrowKey) and isinstance(upload, WholeVector):
             total = RunningSum(layout=upload.layout, params=self.params, key_id=self._key_id)
             total.add(1, upload)
-            return self.keys.open_sum(total.total(), session=self.context.agreement.session, coefficients=(1,))
+            return self.keys.attempt_key(binding=self.context.digest, params=self.params).open_sum(total.total(), coefficients=(1,))
         if self._round_key is None or not isinstance(upload, CkksVector):
             raise ValueError("expected uploads under the key of the record, got others")
         return open_sum(weighted_sum([upload], [1]), self._round_key, coefficients=(1,))

@@ -4,7 +4,7 @@ from privfed.consortium import Consortium, Plaintext, is_escrow
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 
 
 def rehearsal_keys(

@@ -22,7 +22,7 @@ from privfed.dp.mechanism import Budget
 from privfed.engines.local import Simulation
 from privfed.errors import UnsupportedModelError
 from privfed.he.params import CkksParams
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.scaffold import Scaffold

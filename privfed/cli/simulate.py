@@ -7,17 +7,13 @@ import tempfile
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from privfed.cli.arguments import AsJson, CsvFile, above_zero, alone, at_least, new_folder, readable
-from privfed.cli.terminal import bytes_of, epsilon_of, number, print_json, round_progress, table, use_one_core
-
-if TYPE_CHECKING:
-    from privfed.scenario import Outcome
+from privfed.cli.outcome import show_outcome
+from privfed.cli.terminal import print_json, round_progress, use_one_core
 
 _ROUNDS, _EPSILON = 20, 4.0
 FEWEST_DECLARED = 1000
@@ -34,6 +30,14 @@ class Features(Enum):
 
     PRE = "pre"
     NOBAL = "nobal"
+
+
+class Keys(Enum):
+    """What `--keys` takes."""
+
+    SHARED = "shared"
+    ESCROW = "escrow"
+    THRESHOLD = "threshold"
 
 
 def simulate(
@@ -77,6 +81,30 @@ def simulate(
         ),
     ] = None,
     non_private: Annotated[bool, typer.Option("--non-private", help="Train without noise, for comparison. Nothing is promised.")] = False,
+    keys: Annotated[
+        Keys,
+        typer.Option(
+            help="Who holds the key. shared: every bank, so one bank together with the server reads every update. escrow: one key holder "
+            "beside banks and server, which could open each update. threshold: nobody; a quorum of banks opens each sum, which the server "
+            "learns."
+        ),
+    ] = Keys.SHARED,
+    corrupted: Annotated[
+        int | None,
+        typer.Option(
+            help="With --keys threshold: banks that may put together what they hold with the server, and still learn nothing but sums.",
+            show_default="0",
+            callback=at_least("--corrupted", 0),
+        ),
+    ] = None,
+    dropouts: Annotated[
+        int | None,
+        typer.Option(
+            help="With --keys threshold: banks that may fall silent in a round. All others are the quorum that opens its sum.",
+            show_default="0",
+            callback=at_least("--dropouts", 0),
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="Fixes who gets which record, and the test set. Never noise, never keys.", callback=at_least("--seed", 0))
     ] = 0,
@@ -94,15 +122,22 @@ def simulate(
     Each bank declares its number of records, rounded up to thousands. Counts and quality are shown because you hold all the data; real
     banks must not publish theirs.
 
+    Without --keys every bank holds the same key, which suits banks that trust each other. A quorum must be more than half of banks and
+    corrupted banks together, and at most the banks without the dropouts: 3 banks, one of them corrupted, all answer; of 5 banks one may
+    be corrupted and one missing. What cannot be solved is refused, with the nearest numbers that can.
+
     ```
     privfed simulate log.csv --quick
     privfed simulate log.csv --banks 5 --epsilon 4 --out run1
+    privfed simulate log.csv --keys escrow
+    privfed simulate log.csv --banks 5 --keys threshold --corrupted 1 --dropouts 1
     ```
     """
     if quick:
         alone("--quick", {"--rounds": rounds}, reason=f"it has {_QUICK_ROUNDS} rounds")
     if non_private:
         alone("--non-private", {"--epsilon": epsilon}, reason="without noise there is no epsilon to keep to")
+    _check_quorum(keys, banks=banks, corrupted=corrupted, dropouts=dropouts)
     readable(file)
     with ExitStack() as stack:
         kept = new_folder(out) if out else tempfile.TemporaryDirectory(prefix="privfed-simulate-")
@@ -113,6 +148,7 @@ def simulate(
 
         transactions = load_paysim(file)
         progress.preparing("Loading torch")
+        from privfed.custody import Holder  # noqa: PLC0415
         from privfed.scenario import Scenario, run_scenario  # noqa: PLC0415
 
         use_one_core()
@@ -125,6 +161,9 @@ def simulate(
             epsilon=math.inf if non_private else epsilon or _EPSILON,
             delta=delta,
             seed=seed,
+            holder={Keys.SHARED: Holder.EVERY_CLIENT, Keys.ESCROW: Holder.KEY_HOLDER, Keys.THRESHOLD: Holder.NOBODY}[keys],
+            corrupted=corrupted or 0,
+            dropouts=dropouts or 0,
         )
         progress.preparing(f"Dealing records to {banks} banks")
         outcome = run_scenario(
@@ -139,74 +178,21 @@ def simulate(
     if as_json:
         print_json(outcome.to_json())
     else:
-        _show(outcome, out)
+        show_outcome(outcome, out)
 
 
-def _show(outcome: "Outcome", out: Path | None) -> None:
-    from privfed.training.mechanism import DpSgd  # noqa: PLC0415
+def _check_quorum(keys: Keys, *, banks: int, corrupted: int | None, dropouts: int | None) -> None:
+    """Refuses numbers for a quorum where there is none, and those that no quorum solves."""
+    if keys is not Keys.THRESHOLD:
+        alone(
+            f"--keys {keys.value}",
+            {"--corrupted": corrupted, "--dropouts": dropouts},
+            reason="they decide the quorum that opens sums with --keys threshold, and somebody holds the key here",
+        )
+        return
+    from privfed.he.threshold_key import ThresholdKey  # noqa: PLC0415 # --help must not wait for tenseal
 
-    history, budget = outcome.history, outcome.budget
-    console = Console()
-    rounds = (
-        (
-            str(summary.record.round + 1),
-            str(len(summary.record.participants)),
-            number(summary.evaluation.pr_auc) if summary.evaluation else "-",
-            number(summary.evaluation.recall_at_1_percent_fpr) if summary.evaluation else "-",
-            bytes_of(sum(summary.record.bytes_up.values()) / len(summary.record.bytes_up)),
-            f"{sum(summary.record.seconds.values()):.1f}",
-        )
-        for summary in history.rounds
-    )
-    console.print(
-        table(
-            "The model, round by round",
-            ("round", "banks in sum", "PR-AUC", "recall at 1 % FPR", "sent per bank", "seconds"),
-            rows=rounds,
-            left=0,
-            caption=f"On the quarter set aside (simulation only). Guessing has a PR-AUC of {outcome.prevalence:.4f}. Recall: share of the "
-            "frauds found where 1 % of the others are flagged, too.",
-        )
-    )
-    banks = (
-        (
-            bank.name,
-            f"{bank.records:,}",
-            f"{bank.frauds:,}",
-            f"{mechanism.noise_multiplier:.3g}" if isinstance(mechanism := history.training[bank.name], DpSgd) else "none",
-            epsilon_of(history.epsilon[bank.name]),
-            f"{budget.epsilon:g}" if budget.limited else "no limit",
-            f"{budget.delta:g}",
-            bytes_of(bank.bytes_up),
-        )
-        for bank in outcome.banks
-    )
-    console.print()
-    console.print(
-        table(
-            "The banks",
-            ("bank", "records", "frauds", "noise", "epsilon spent", "of", "at delta", "sent"),
-            rows=banks,
-            caption="Records and frauds: simulation only. Noise: standard deviation over the clipping norm.",
-        )
-    )
-    console.print()
-    if outcome.scenario.delta is None and history.private:
-        console.print(
-            f"Delta {budget.delta:g} was chosen: a power of ten below 1 / (10 x {outcome.declared:,}); the largest bank declares "
-            f"{outcome.declared:,} records.",
-            highlight=False,
-        )
-    console.print(
-        f"Updates travelled encrypted: {history.bytes_up_per_parameter:.2f} bytes per parameter up, "
-        f"{history.bytes_down_per_parameter:.2f} down ({history.model.layout.size} parameters). Trust mode {history.mode}: every bank "
-        "holds the key, the server none."
-    )
-    for note in outcome.notes:
-        console.print(f"[yellow]Note:[/yellow] {escape(note)}")
-    if out:
-        console.print(f"Written to {escape(str(out))}: history.json, model.npz, and a ledger per bank. Next:")
-        for command in (["audit", out], ["report", out], ["ledger", "show", out / f"{outcome.banks[0].name}.ledger"]):
-            typer.echo(f"  {shlex.join(['privfed', *map(str, command)])}")
-    else:
-        console.print("Nothing was kept. With --out DIR it is, and privfed audit and privfed report can look at it.")
+    try:
+        ThresholdKey(clients=banks, corrupted=corrupted or 0, dropouts=dropouts or 0)
+    except ValueError as error:
+        raise ValueError(f"{error} (--banks, --corrupted, --dropouts); nothing was read") from error

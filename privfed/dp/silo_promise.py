@@ -80,7 +80,8 @@ class SiloPromise:
             "another client": f"{together}: it sees opened sums, and one share of the noise is its own",
             "the server": f"{together}: that it chose who takes part makes nothing better",
             f"up to {self.colluders} clients together": f"{together}: their shares are not counted on",
-            "the server together with whoever can decrypt": f"{alone}: they read each upload, under its own share of the noise",
+            "the server together with whoever can decrypt": f"{alone}: they read each upload, under its own share of the noise, and "
+            "so does a key holder that gets the uploads",
             "all other parties together": f"{alone}: they know every share but one",
         }
 

@@ -13,7 +13,7 @@ from privfed.engines.spawned import SpawnedServer
 from privfed.errors import CohortError, DamagedFileError
 from privfed.escrow import EscrowHolder
 from privfed.escrow_session import EscrowSession
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.round import Participant, RoundRecord, RoundServer, Stage, check_same_model, run_round
 from privfed.server import Server
 from privfed.session import ClientSession
@@ -145,10 +145,13 @@ class EncryptedRounds:
                 try:
                     products = server.products() if missed.context.agreement.weighed_by_clients else b""
                     data = server.result()
+                    holder_key = b"" if self.holder is None else server.holder_key()
                 except (CohortError, DamagedFileError):
                     return False
                 if products:
                     client.weigh(missed.context, products)
+                if holder_key:
+                    client.take_key(missed.context, holder_key)
                 client.open(missed.context, data)
         return True
 

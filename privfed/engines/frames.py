@@ -32,6 +32,8 @@ class Tag(IntEnum):
     COMMIT = 21
     CLOSE_COMMITMENTS = 22
     COMMITTED = 23
+    RECEIVE_HOLDER_KEY = 24
+    HOLDER_KEY = 25
     DONE = 100
     REFUSED = 101
 

@@ -39,6 +39,11 @@ def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:
             return json.dumps(server.missing_approvals()).encode()
         case Tag.NEXT_HISTORY:
             return server.next_history()
+        case Tag.RECEIVE_HOLDER_KEY:
+            server.receive_holder_key(payload)
+            return b""
+        case Tag.HOLDER_KEY:
+            return server.holder_key()
         case Tag.SETUP:
             return server.receive_setup(payload).encode()
         case Tag.START_UPLOADS:

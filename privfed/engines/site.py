@@ -11,7 +11,7 @@ from privfed.consortium import Consortium, is_escrow
 from privfed.engines.run_log import RunLog, damaged
 from privfed.errors import AgreementMismatchError, DamagedFileError
 from privfed.files import FolderLock, is_bookkeeping, make_folder, sweep
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import Identity, Roster
 from privfed.keys.party import ENCRYPTION, Party
 from privfed.spool import Spool
@@ -90,10 +90,7 @@ class Site:
         elif is_escrow(keys):
             make_folder(self.holder_folder)
             self.holder = _identity(self.holder_folder / _IDENTITY, HOLDER_NAME, new=stored is None)
-            # Every public key is another encryption of zero: the run goes on with the one that was agreed.
-            agreed = stored.trust if stored is not None and isinstance(stored.trust, EscrowTrust) else None
-            public_key = keys.public_key(session=session, params=consortium.params) if agreed is None else agreed.public_key
-            trust = EscrowTrust(holder=self.holder.public, public_key=public_key, encryption_keys=encryption_keys)
+            trust = EscrowTrust(holder=self.holder.public, encryption_keys=encryption_keys)
         self.agreement = Agreement(
             session=session,
             roster=Roster(server=self.server.public, clients=tuple(identity.public for identity in self.clients.values())),

@@ -77,6 +77,14 @@ class SpawnedServer:
         """See `Server.next_history`."""
         return self._ask(Tag.NEXT_HISTORY)
 
+    def receive_holder_key(self, data: bytes) -> None:
+        """See `Server.receive_holder_key`."""
+        self._ask(Tag.RECEIVE_HOLDER_KEY, data)
+
+    def holder_key(self) -> bytes:
+        """See `Server.holder_key`."""
+        return self._ask(Tag.HOLDER_KEY)
+
     def receive_setup(self, data: bytes) -> str:
         """See `Server.receive_setup`."""
         return self._ask(Tag.SETUP, data).decode()

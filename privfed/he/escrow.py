@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError, UnsupportedInThisModeError
 from privfed.he.additive import CkksVector, check_coefficients
 from privfed.he.codec import pack_words, unpack_polynomials, unpack_words, weighted_words
-from privfed.he.params import KEY_ID_BYTES, CkksParams
+from privfed.he.params import BINDING_BYTES, KEY_ID_BYTES, CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.update import Layout
 
@@ -23,6 +23,34 @@ from privfed.update import Layout
 def public_key_id(public_key: bytes) -> bytes:
     """16 bytes that name a holder's key, from its public half."""
     return hashlib.sha256(b"privfed escrow key id v1" + public_key).digest()[:KEY_ID_BYTES]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class HolderKey:
+    """The holder's public key of one attempt at one round: what is encrypted to it opens with no other attempt's key. Public.
+
+    Args:
+        binding: `RoundContext.digest`, 32 bytes: which attempt.
+        public_key: As `AttemptKey.public_key` gives it.
+
+    Raises:
+        ValueError: If the binding is not 32 bytes.
+    """
+
+    binding: bytes
+    public_key: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.binding) != BINDING_BYTES:
+            raise ValueError(f"expected a binding of {BINDING_BYTES} bytes, got {len(self.binding)}")
+
+    def __repr__(self) -> str:
+        return f"HolderKey({self.key_id.hex()})"
+
+    @property
+    def key_id(self) -> bytes:
+        """Name of the key, 16 bytes."""
+        return public_key_id(self.public_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1,4 +1,4 @@
-"""Encryption to a key holder: the holder's key, and encryption itself, which needs its public half alone."""
+"""Encryption to a key holder: the holder's keys, and encryption itself, which needs its public half alone."""
 
 from collections.abc import Iterator
 from typing import final
@@ -6,13 +6,13 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from privfed.errors import InvalidMessageError, RoundMismatchError
+from privfed.errors import InvalidMessageError, ParametersMismatchError, RoundMismatchError
 from privfed.he import _seal_public
-from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, derive, encrypt_to
+from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive, encrypt_to
 from privfed.he.additive import CkksVector
 from privfed.he.codec import check_grid, pack_polynomials, pack_words, spread, unpack_words
 from privfed.he.escrow import WholeVector, public_key_id, unpack_public_key
-from privfed.he.params import CkksParams
+from privfed.he.params import BINDING_BYTES, CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import StoredSecret, grid_points
 from privfed.update import Layout
@@ -21,8 +21,55 @@ _CHUNKS_AT_ONCE = 8
 
 
 @final
+class AttemptKey(Secret):
+    """The holder's key pair of one attempt at one round. Made by `EscrowKey.attempt_key`; it cannot be printed, copied or pickled.
+
+    A sum with a ciphertext of another attempt in it does not open: what was uploaded in one attempt cannot be added to another one.
+    """
+
+    __slots__ = ("_params", "_ring_key")
+
+    def __init__(self, *, params: CkksParams, seed: bytes) -> None:
+        self._params = params
+        self._ring_key = RingKey(_ring(params), seed)
+
+    def public_key(self) -> bytes:
+        """The public half: two packed polynomials, an encryption of zero. Another one each time; the clients must have the same. Public."""
+        params = self._params
+        if isinstance(params, ProductParams):
+            return pack_polynomials(self._ring_key.public_key(), params.key_moduli, params.poly_modulus_degree)
+        zero = np.zeros((1, params.poly_modulus_degree), np.int64)
+        ((first, seed),) = self._ring_key.encrypt([zero], slots=False)
+        return pack_words(np.concatenate((first, _seal_public.expand(_ring(params), seed))), params)
+
+    def open_sum(self, total: CkksVector, *, coefficients: tuple[int, ...]) -> NDArray[np.int64]:
+        """Opens a weighted sum to the weighted sum of the grid points, bit for bit, or refuses.
+
+        Whoever calls this computed the sum, and decided that it may be opened.
+
+        Args:
+            total: A sum.
+            coefficients: What each vector in it was multiplied by.
+
+        Raises:
+            ValueError: If it is not a sum.
+            ParametersMismatchError: If it has other parameters than the key.
+            InvalidMessageError: If a chunk is not a valid ciphertext.
+            DecryptionError: If a chunk does not hold what it should, or something that was not encrypted to this key is in the sum.
+        """
+        if total.fresh:
+            raise ValueError("expected a sum, got the vector of a single client; nothing was decrypted")
+        if total.params != self._params:
+            raise ParametersMismatchError("the sum has other parameters than the key of this attempt; nothing was decrypted")
+        decrypted = (self._ring_key.decrypt_unrounded(unpack_words(chunk, total.params)) for chunk in total.chunks)
+        return grid_points(decrypted, total.layout, total.params, coefficients=coefficients)
+
+
+@final
 class EscrowKey(StoredSecret):
     """The secret of the one key holder; neither a client nor the server has it. It cannot be printed, copied or pickled.
+
+    It never encrypts or decrypts itself: every attempt at a round has a key pair that is derived from it, and nothing else is stored.
 
     Args:
         secret: 32 bytes from the operating system's generator.
@@ -35,42 +82,20 @@ class EscrowKey(StoredSecret):
     __slots__ = ()
     _named = "escrow key"
 
-    def public_key(self, *, session: bytes, params: CkksParams) -> bytes:
-        """The public half for one session: two packed polynomials, an encryption of zero. Another one each time; any will do. Public.
+    def attempt_key(self, *, binding: bytes, params: CkksParams) -> AttemptKey:
+        """The key pair of one attempt at one round; another attempt, round, session, history or agreement has another.
 
         Args:
-            session: 16 bytes that name the session; another session has another key.
+            binding: `RoundContext.digest`, 32 bytes.
             params: Encryption parameters, of `CkksParams.escrow` or `ProductParams.escrow`.
-        """
-        if isinstance(params, ProductParams):
-            return pack_polynomials(self._ring_key(session, params).public_key(), params.key_moduli, params.poly_modulus_degree)
-        zero = np.zeros((1, params.poly_modulus_degree), np.int64)
-        ((first, seed),) = self._ring_key(session, params).encrypt([zero], slots=False)
-        return pack_words(np.concatenate((first, _seal_public.expand(_ring(params), seed))), params)
-
-    def open_sum(self, total: CkksVector, *, session: bytes, coefficients: tuple[int, ...]) -> NDArray[np.int64]:
-        """Opens a weighted sum to the weighted sum of the grid points, bit for bit, or refuses.
-
-        Whoever calls this computed the sum, and decided that it may be opened.
-
-        Args:
-            total: A sum.
-            session: 16 bytes that name the session.
-            coefficients: What each vector in it was multiplied by.
 
         Raises:
-            ValueError: If it is not a sum.
-            InvalidMessageError: If a chunk is not a valid ciphertext.
-            DecryptionError: If a chunk does not hold what it should.
+            ValueError: If the binding is not 32 bytes.
         """
-        if total.fresh:
-            raise ValueError("expected a sum, got the vector of a single client; nothing was decrypted")
-        ring_key = self._ring_key(session, total.params)
-        decrypted = (ring_key.decrypt_unrounded(unpack_words(chunk, total.params)) for chunk in total.chunks)
-        return grid_points(decrypted, total.layout, total.params, coefficients=coefficients)
-
-    def _ring_key(self, session: bytes, params: CkksParams) -> RingKey:
-        return RingKey(_ring(params), derive(self._secret, KEY_SEED_BYTES, b"privfed escrow ring key v1", session, params.digest))
+        if len(binding) != BINDING_BYTES:
+            raise ValueError(f"expected a binding of {BINDING_BYTES} bytes, got {len(binding)}")
+        seed = derive(self._secret, KEY_SEED_BYTES, b"privfed escrow attempt key v1", binding, params.digest)
+        return AttemptKey(params=params, seed=seed)
 
 
 def encrypt_to_holder(grid: NDArray[np.int64], layout: Layout, params: CkksParams, public_key: bytes) -> WholeVector:
@@ -80,7 +105,7 @@ def encrypt_to_holder(grid: NDArray[np.int64], layout: Layout, params: CkksParam
         grid: Grid points from `quantise`, of shape (layout.size,), at most `params.largest_point` in absolute value. Private.
         layout: Layout of the vector.
         params: Parameters of the session.
-        public_key: As `EscrowKey.public_key` gave it.
+        public_key: As `AttemptKey.public_key` gave it.
 
     Raises:
         ValueError: If the grid has another shape or type, or a point is too large.

@@ -28,6 +28,8 @@ from privfed.he.profiles import COMPACT, COMPATIBLE, ESCROW, PARITY, PROFILES, S
 from privfed.update import Layout
 
 KEY_ID_BYTES = 16
+# `RoundContext.digest`, which keys of one attempt are bound to.
+BINDING_BYTES = 32
 SEED_BYTES = _seal_public.SEED_BYTES
 # Sealed tags of an upload (`he.tags`): nonce, four tags of eight bytes and a digest of the seeds, authentication code.
 SEALED_TAGS_BYTES = 12 + 4 * 8 + 32 + 16

@@ -16,7 +16,7 @@ from privfed.he._seal_secret import RingKey
 from privfed.he.additive import CkksVector
 from privfed.he.codec import interpolate, unpack_words
 from privfed.he.escrow import WholeVector
-from privfed.he.escrow_secret import EscrowKey
+from privfed.he.escrow_secret import AttemptKey
 from privfed.he.product import MaskedProducts, pairs, unmasked_products
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import RoundKey
@@ -120,13 +120,12 @@ def open_own_products(
     return OpenedProducts(products=_matrix(constants, len(uploads), params), assurance=Assurance.RECOMPUTED)
 
 
-def open_escrowed_products(uploads: Sequence[WholeVector], key: EscrowKey, *, session: bytes) -> OpenedProducts:
+def open_escrowed_products(uploads: Sequence[WholeVector], key: AttemptKey) -> OpenedProducts:
     """Multiplies signed uploads that were encrypted to the key holder, and opens their inner products. It has verified the signatures.
 
     Args:
         uploads: Of one public key and layout.
-        key: The holder's key.
-        session: 16 bytes that name the session.
+        key: The holder's key of the attempt.
 
     Raises:
         ValueError: If there are fewer than two uploads.
@@ -146,7 +145,7 @@ def open_escrowed_products(uploads: Sequence[WholeVector], key: EscrowKey, *, se
     products = unmasked_products(
         lambda upload, chunk: uploads[upload].chunks[chunk], count=len(uploads), layout=first.layout, params=params
     )
-    constants, _ = _decrypted(products, params, key._ring_key(session, params))  # pyright: ignore[reportPrivateUsage]
+    constants, _ = _decrypted(products, params, key._ring_key)  # pyright: ignore[reportPrivateUsage]
     return OpenedProducts(products=_matrix(constants, len(uploads), params), assurance=Assurance.RECOMPUTED)
 
 

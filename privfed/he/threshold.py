@@ -19,80 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError, UnsupportedInThisModeError
+from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError
 from privfed.he.codec import pack_words, unpack_words, weighted_words
-from privfed.he.params import KEY_ID_BYTES, CkksParams
+from privfed.he.params import BINDING_BYTES, KEY_ID_BYTES, CkksParams
 from privfed.update import Layout
 
-BINDING_BYTES = 32
-LEAST_HONEST = 3
-_MOST_CLIENTS = 4096
 _LIMB_BITS = 20
+MOST_MODULUS_BITS = 2 * _LIMB_BITS
 _LIMB = np.uint64((1 << _LIMB_BITS) - 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThresholdKey:
-    """In place of keys: every round has new ones, and any `quorum` clients open its sum. Nobody can alone. Public.
-
-    Two sums of one round can never both be opened, so the sum of all but one is not to be had besides the sum of all: as many clients
-    answer for a sum as there may be after the dropouts, and any two such quorums share an honest client, which answers once. The server
-    learns every sum that is opened.
-
-    Args:
-        clients: Number of clients in the roster, K.
-        corrupted: Number of clients that may put together what they hold with the server, c.
-        dropouts: Number of clients that may fall silent in a round, before or after their upload, f.
-
-    Raises:
-        ValueError: If a number is out of its range, or no quorum t has t > (K + c) / 2, t <= K - f, and three honest clients in it.
-
-    Example:
-        >>> ThresholdKey(clients=10, corrupted=2, dropouts=3).quorum
-        7
-    """
-
-    clients: int
-    corrupted: int
-    dropouts: int
-
-    def __post_init__(self) -> None:
-        for name in ("clients", "corrupted", "dropouts"):
-            value: object = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= _MOST_CLIENTS:
-                raise ValueError(f"expected {name} to be a whole number from 0 to {_MOST_CLIENTS}, got {value!r}")
-        given = f"{self.clients} clients, {self.corrupted} corrupted and {self.dropouts} dropouts"
-        if self.quorum - self.corrupted < LEAST_HONEST:
-            raise ValueError(
-                f"expected {LEAST_HONEST} honest clients or more among those that remain, got {given}: a sum of fewer says too much"
-            )
-        if not 2 * self.quorum > self.clients + self.corrupted:
-            raise ValueError(
-                f"expected more clients than corrupted ones and twice the dropouts, got {given}: two quorums of {self.quorum} could meet "
-                "in corrupted clients alone, which answer twice, and a lying server would have two sums opened"
-            )
-
-    @property
-    def quorum(self) -> int:
-        """Number of clients that must answer for a sum, t: all but the dropouts."""
-        return self.clients - self.dropouts
-
-    def check_params(self, params: CkksParams) -> None:
-        """Refuses encryption parameters that are not for one polynomial and coefficients of 1.
-
-        Raises:
-            UnsupportedInThisModeError: If they are not.
-        """
-        if not params.prescaled or params.slots or params.seeded_sums or params.modulus.bit_length() > 2 * _LIMB_BITS:
-            raise UnsupportedInThisModeError(
-                "ThresholdKey needs clients that pre-scale, because a sum of secrets with weights gives single ones away; nothing was "
-                f"agreed; take CkksParams.threshold(clients={self.clients})"
-            )
-        if params.weight_sum < self.clients:
-            raise UnsupportedInThisModeError(
-                f"the parameters hold a sum of {params.weight_sum} clients and there are {self.clients}; nothing was agreed; take "
-                f"CkksParams.threshold(clients={self.clients})"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -5,7 +5,7 @@ import math
 from privfed.audit.findings import Verdict
 from privfed.consortium import Plaintext
 from privfed.he.secret import SharedKey
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.report.model import Report
 from privfed.report.summary import STRONG_EPSILON, Point, best_guess, listed
 from privfed.report.tone import Tone

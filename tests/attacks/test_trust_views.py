@@ -15,7 +15,7 @@ from privfed.audit.run import run_audit
 from privfed.audit.suite import SUITE
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.training.loss import binary_cross_entropy
 from privfed.training.mechanism import NonPrivate
 from privfed.update import PlainVector

@@ -45,7 +45,7 @@ from privfed.training.scaffold import Scaffold
 from privfed.update import Update
 from privfed.wire import decode_upload, encode_approval, encode_digest, encode_upload
 from privfed.wire_commit import encode_commitment, encode_commitments
-from privfed.wire_escrow import decode_opened, encode_request
+from privfed.wire_escrow import decode_holder_key, decode_opened, encode_request
 from tests.engines.test_threshold import Crash, Script, crash
 
 Make = Callable[..., Consortium]
@@ -116,6 +116,7 @@ class Halted:
         self.server = server
         assert self.encrypted.holder is not None
         self.holder = self.encrypted.holder
+        self.key_id = self.encrypted.participants["bank_0"].session.key_id(self.context)
         self.request = server.aggregate()
 
 
@@ -208,8 +209,11 @@ class Collusion:
         self.server, self.insider = encrypted._site.server, encrypted._site.clients[self.INSIDER]
         self.identities = encrypted._site.clients
         self.agreement = self.context.agreement
-        self.trust: Any = self.agreement.trust
-        self.key_id = self.trust.key_id
+        announced = self.holder.announce_key(self.context)
+        self.holder_key = decode_holder_key(announced, self.context)
+        self.key_id = self.holder_key.key_id
+        for party in self.parties.values():
+            party.take_key(self.context, announced)
         self.weights = self.agreement.coefficients(self.agreement.roster.names)
         self.commits = {name: party.commit(self.context) for name, party in self.parties.items()}
         self.first = self.commitments(self.commits)
@@ -241,7 +245,7 @@ class Collusion:
             return unpack_words(vector.chunks[chunk], params).astype(object)
 
         def zero() -> WholeVector:
-            return encrypt_to_holder(np.zeros(layout.size, np.int64), layout, params, self.trust.public_key)
+            return encrypt_to_holder(np.zeros(layout.size, np.int64), layout, params, self.holder_key.public_key)
 
         base, chunks = zero(), list[bytes]()
         others = [(self.weights[name], self.vector(upload), zero()) for name, upload in uploads.items()]
@@ -278,7 +282,7 @@ class Collusion:
         """What is in an upload, as the key holder could read it."""
         total = RunningSum(layout=self.agreement.sent_layout, params=self.agreement.params, key_id=self.key_id)
         total.add(1, self.vector(upload))
-        return self.holder._key.open_sum(total.total(), session=self.agreement.session, coefficients=(1,))
+        return self.holder._attempt_key(self.context).open_sum(total.total(), coefficients=(1,))
 
 
 @pytest.fixture
@@ -373,6 +377,7 @@ def test_a_client_takes_one_set_of_commitments_with_its_own_among_enough(collusi
     assert bank.upload(context) == upload
     with pytest.raises(OpeningRefusedError, match="'bank_0' has not committed to an upload in round 0; nothing was kept"):
         bank.take_commitments(later, collusion.first)
+    bank.take_key(later, collusion.holder.announce_key(later))
     assert bank.commit(later) != commits["bank_0"]
 
 
@@ -399,7 +404,13 @@ def test_a_server_takes_one_commitment_of_each_client_and_the_upload_that_it_nam
         encrypted = simulation.encrypted
         context, parties, identities = encrypted.context(0), encrypted.participants, encrypted._site.clients
         server: Any = encrypted._server(context, tuple(parties))
-        key_id = context.agreement.trust.key_id  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+        assert encrypted.holder is not None
+        announced = encrypted.holder.announce_key(context)
+        holder_key = decode_holder_key(announced, context)
+        key_id = holder_key.key_id
+        server.receive_holder_key(announced)
+        for party in parties.values():
+            party.take_key(context, server.holder_key())
         commits = {name: party.commit(context) for name, party in parties.items()}
         with pytest.raises(CohortError, match="still in its setup"):
             server.receive_commitment(commits["bank_0"])
@@ -430,7 +441,10 @@ def test_a_server_takes_one_commitment_of_each_client_and_the_upload_that_it_nam
             parties[name].take_commitments(context, relayed)
             uploads[name] = parties[name].upload(context)
         session: Any = parties["bank_3"].session
-        for upload in (session._outbox.get(f"{context.agreement.session.hex()}-0-0"), _other_upload(context, identities["bank_0"])):
+        for upload in (
+            session._outbox.get(f"{context.agreement.session.hex()}-0-0"),
+            _other_upload(context, identities["bank_0"], holder_key.public_key),
+        ):
             with pytest.raises(CohortError, match="is not the one of its closed commitment; it was dropped"):
                 server.receive_upload(upload)
         server.receive_upload(uploads["bank_0"])
@@ -446,16 +460,15 @@ def test_a_server_takes_one_commitment_of_each_client_and_the_upload_that_it_nam
         digest = server.close()
         for name in uploads:
             server.receive_approval(parties[name].approve(context, digest))
-        assert encrypted.holder is not None
         server.receive_opened(encrypted.holder.open(context, server.aggregate(), server.upload))
         for party in parties.values():
             party.open(context, server.result())
 
 
-def _other_upload(context: Any, identity: Identity) -> bytes:
+def _other_upload(context: Any, identity: Identity, public_key: bytes) -> bytes:
     agreement = context.agreement
     zero = np.zeros(agreement.sent_layout.size, np.int64)
-    vector = encrypt_to_holder(zero, agreement.sent_layout, agreement.params, agreement.trust.public_key)
+    vector = encrypt_to_holder(zero, agreement.sent_layout, agreement.params, public_key)
     return encode_upload(context, identity, Update(sender=identity.name, round=context.round, vector=vector))
 
 
@@ -539,10 +552,10 @@ def test_a_restart_around_the_commitments_trains_and_charges_nothing_again(
         assert len(client.ledger.events()) == 1
 
 
-def test_a_session_without_a_key_holder_knows_no_commitments(model: torch.nn.Module, non_private: Make) -> None:
+def test_a_session_without_a_key_holder_knows_no_key_of_one_and_no_commitments(model: torch.nn.Module, non_private: Make) -> None:
     with Simulation(non_private(), model) as simulation:
         bank, context = simulation.encrypted.participants["bank_0"], simulation.encrypted.context(0)
-        for refused in (lambda: bank.commit(context), lambda: bank.take_commitments(context, b"")):
+        for refused in (lambda: bank.commit(context), lambda: bank.take_commitments(context, b""), lambda: bank.take_key(context, b"")):
             with pytest.raises(UnsupportedInThisModeError, match="EscrowKey mode only; nothing was trained or kept"):
                 refused()
         server = simulation.encrypted._server(context, ("bank_0", "bank_1", "bank_2"))
@@ -550,7 +563,12 @@ def test_a_session_without_a_key_holder_knows_no_commitments(model: torch.nn.Mod
             assert server.receive_setup(party.setup(context)) == name
         server.start_uploads()
         assert server.committed() == ()
-        for refused in (server.close_commitments, lambda: server.receive_commitment(b"")):
+        for refused in (
+            server.close_commitments,
+            server.holder_key,
+            lambda: server.receive_commitment(b""),
+            lambda: server.receive_holder_key(b""),
+        ):
             with pytest.raises(UnsupportedInThisModeError, match="EscrowKey mode only; nothing happened"):
                 refused()
 
@@ -572,8 +590,6 @@ def test_another_holder_than_the_agreed_one_is_refused(halted: Halted, tmp_path:
     trust: Any = agreement.trust
     with pytest.raises(ValueError, match="beside the server and the clients"):
         replace(agreement, trust=replace(trust, holder=agreement.roster.server))
-    with pytest.raises(ValueError, match="expected a public key of 57344 bytes"):
-        replace(agreement, trust=replace(trust, public_key=b"short"))
     with pytest.raises(UnsupportedInThisModeError, match="these parameters are for EscrowKey"):
         replace(agreement, trust=None)
     from privfed.agreement import decode_agreement, encode_agreement

@@ -31,8 +31,9 @@ from privfed.errors import (
     TamperedAggregateError,
     UnsupportedInThisModeError,
 )
-from privfed.escrow import EscrowHolder, weighing
-from privfed.he.escrow_secret import EscrowKey
+from privfed.escrow import EscrowHolder
+from privfed.escrow_opener import weighing
+from privfed.he.escrow_secret import AttemptKey, EscrowKey
 from privfed.he.product_params import ProductParams
 from privfed.release import seal_release
 from privfed.report.tables import traffic
@@ -160,7 +161,7 @@ def test_the_weights_before_are_taken_where_the_policy_does_not_allow_the_new_on
 def test_a_run_whose_every_round_would_single_out_a_client_opens_no_aggregate(
     model: torch.nn.Module, six: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EscrowKey, "open_sum", crash)
+    monkeypatch.setattr(AttemptKey, "open_sum", crash)
     consortium = six(count=3, rule=GeometricMedian(), policy=OpeningPolicy(min_effective_clients=3.0))
     with pytest.raises(CohortError, match="none of 1 rounds could be held"):
         simulate(consortium, model, rounds=1)
@@ -207,7 +208,7 @@ def test_inner_products_are_opened_with_every_approval_and_on_record_before(halt
         with pytest.raises(Crash):
             open_at(halted)
     holder: Any = halted.holder
-    digest = read_opened(open_at(halted), halted.context, holder._trust.key_id).message.digest.digest(halted.context)
+    digest = read_opened(open_at(halted), halted.context, halted.key_id).message.digest.digest(halted.context)
     with pytest.raises(AlreadyOpenedError, match="were already opened"):
         holder._journal.begin_products(halted.context, digest, products=bytes(32))
 
@@ -234,7 +235,7 @@ def test_a_holder_that_is_restarted_between_inner_products_and_aggregate_goes_on
 ) -> None:
     folder = halted.encrypted._site.holder_folder
     with monkeypatch.context() as patch:
-        patch.setattr(EscrowKey, "open_sum", crash)
+        patch.setattr(AttemptKey, "open_sum", crash)
         with pytest.raises(Crash):
             open_at(halted)
     assert not (folder / "scores.json").exists()  # the scores are those of rounds that were opened
@@ -302,7 +303,7 @@ def test_pairs_of_other_uploads_than_the_signed_ones_are_never_multiplied(halted
 def test_the_server_sees_coefficients_and_neither_scale_nor_scores(halted: Halted) -> None:
     holder: Any = halted.holder
     opened = open_at(halted)
-    digest = read_opened(opened, halted.context, holder._trust.key_id).message.digest
+    digest = read_opened(opened, halted.context, halted.key_id).message.digest
     decision = Decision.from_bytes(holder._journal.decision(halted.context, digest.digest(halted.context)))
     assert decision.assurance == "RECOMPUTED"
     halted.server.receive_opened(opened)
@@ -312,7 +313,7 @@ def test_the_server_sees_coefficients_and_neither_scale_nor_scores(halted: Halte
     private = [*decision.scores.values(), decision.scale]
     assert len(private) == 7
     assert not any(struct.pack(order, number) in stored for number in private for order in (">d", "<d"))
-    found = weighing(opened, halted.context)
+    found = weighing(opened, halted.context, halted.key_id)
     assert found is not None
     assert (found.fallback, found.disclosed, found.assurance) == (Fallback.NONE, 21, "RECOMPUTED")
 
@@ -320,14 +321,14 @@ def test_the_server_sees_coefficients_and_neither_scale_nor_scores(halted: Halte
 def published(halted: Halted, coefficients: tuple[int, ...], fallback: Fallback = Fallback.NONE, scale: float | None = 1.0) -> bytes:
     """What a key holder signs that opens with coefficients of its own."""
     holder: Any = halted.holder
-    message = read_opened(open_at(halted), halted.context, holder._trust.key_id).message
+    message = read_opened(open_at(halted), halted.context, halted.key_id).message
     final = replace(message.digest, coefficients=coefficients)
     grid = np.zeros(halted.context.agreement.sent_layout.size, np.int64)
     release = seal_release(grid, halted.context, holder._trust, digest=final.digest(halted.context), scale=scale)
     if fallback is Fallback.SKIPPED:
         release = SealedSum(sealed={}, ciphertext=b"")
     chosen = Chosen(coefficients=coefficients, fallback=fallback)
-    terms: dict[str, Any] = {"key_id": holder._trust.key_id, "chosen": chosen}
+    terms: dict[str, Any] = {"key_id": halted.key_id, "chosen": chosen}
     return encode_opened(halted.context, holder._identity, halted.request, release, **terms)
 
 
@@ -355,16 +356,16 @@ def test_a_key_holders_message_that_says_nothing_clear_is_refused(halted: Halted
     holder: Any = halted.holder
     nothing = SealedSum(sealed={}, ciphertext=b"")
     with pytest.raises(ValueError, match="what a rule chose in a scored session"):
-        encode_opened(halted.context, holder._identity, halted.request, nothing, key_id=holder._trust.key_id)
+        encode_opened(halted.context, holder._identity, halted.request, nothing, key_id=halted.key_id)
     good = published(halted, (1,) * 6)
     skipped = published(halted, (0,) * 6, Fallback.SKIPPED)
     for data in (good, skipped):
-        read_opened(data, halted.context, holder._trust.key_id)
+        read_opened(data, halted.context, halted.key_id)
         for place in (60, len(data) // 2, len(data) - 100):
             flipped = bytearray(data)
             flipped[place] ^= 1
             with pytest.raises(InvalidMessageError):
-                read_opened(bytes(flipped), halted.context, holder._trust.key_id)
+                read_opened(bytes(flipped), halted.context, halted.key_id)
 
 
 def test_a_reference_that_a_key_holder_opened_is_refused(model: torch.nn.Module, six: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,8 @@ from privfed.he.codec import pack_words, unpack_words
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
-from privfed.he.threshold import OnePolynomialVector, ThresholdKey, key_id
+from privfed.he.threshold import OnePolynomialVector, key_id
+from privfed.he.threshold_key import ThresholdKey
 from privfed.keys.party import ENCRYPTION
 from privfed.round import Participant, Stage
 from privfed.server import Phase, Server
@@ -90,6 +91,15 @@ def test_rounds_survive_every_kind_of_dropout_up_to_their_number(model: torch.nn
     assert history.grid_error_max == 0
     assert [len(summary.record.participants) for summary in history.rounds] == [3, 5, 4, 5, 5]
     assert all(state.rounds == (0, 1, 2, 3, 6) for state in models)
+
+
+def test_three_banks_of_which_one_may_be_corrupted_hold_exact_rounds_when_all_answer(model: torch.nn.Module, non_private: Make) -> None:
+    script = Script(round_1={"bank_1": Stage.UPLOAD}, round_2={"bank_2": Stage.APPROVAL})
+    with Simulation(non_private(**terms(3, corrupted=1)), model) as simulation:
+        history = simulation.run(rounds=4, absences=script)
+    assert [summary.record.round for summary in history.rounds] == [0, 3]
+    assert [failed.round for failed in history.failed] == [1, 2]
+    assert history.grid_error_max == 0
 
 
 def test_the_server_cannot_import_what_could_open_a_single_update(model: torch.nn.Module, non_private: Make) -> None:

@@ -28,11 +28,13 @@ from privfed.dp.mechanism import GaussianRelease
 from privfed.dp.statement import PrivacyStatement
 from privfed.errors import InvalidMessageError, PrivFedError
 from privfed.he.additive import check_chunk
+from privfed.he.escrow import public_key_id
 from privfed.he.params import CkksParams
 from privfed.he.product import MaskedProducts
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey, encrypt
 from privfed.he.threshold import key_id
+from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import SIGNATURE_BYTES, Identity, Roster
 from privfed.keys.chain import KeyChain
 from privfed.keys.party import Party
@@ -42,6 +44,7 @@ from privfed.keys.wrap import unwrap, wrap
 from privfed.message import Kind, seal
 from privfed.protect import round_key
 from privfed.state import ModelState, ModelStore
+from privfed.trust import ThresholdTrust
 from privfed.update import Layout, PlainVector, Update
 from privfed.wire import (
     decode_abort,
@@ -57,15 +60,24 @@ from privfed.wire import (
 )
 from privfed.wire_aggregate import decode_aggregate
 from privfed.wire_commit import decode_commitment, decode_commitments, encode_commitment, encode_commitments
-from privfed.wire_escrow import decode_request, encode_request
+from privfed.wire_escrow import decode_holder_key, decode_opened, decode_request, encode_request
 from privfed.wire_products import decode_coefficients, decode_products, encode_coefficients, encode_products
-from privfed.wire_shares import decode_relay, decode_share, encode_relay, encode_share, sealed_share_bytes
+from privfed.wire_shares import (
+    decode_dealt_setup,
+    decode_relay,
+    decode_share,
+    encode_dealt_setup,
+    encode_relay,
+    encode_share,
+    sealed_share_bytes,
+)
+from tests.holders import HeldRound
 
 CORPUS = Path(__file__).parent / "corpus"
-LARGEST = 40_000
+LARGEST = 70_000
 
-# What a key holder publishes exists in sessions that have one: tests/engines/test_escrow.py.
-FUZZED = tuple(kind for kind in Kind if kind is not Kind.OPENED)
+FUZZED = tuple(Kind)
+_FROM_HOLDER = (Kind.HOLDER_KEY, Kind.OPENED)
 _FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS, Kind.SHARES, Kind.REQUEST, Kind.COMMITS)
 
 
@@ -108,9 +120,19 @@ class Session:
         # The same people under a rule that looks at inner products: two kinds of messages exist there alone.
         scored = replace(agreement, params=ProductParams.exact(), rule=MultiKrum(byzantine=0, keep=3), populations={})
         self.scored = RoundContext(agreement=scored, round=3)
-        self.signers = {kind: self.server if kind in _FROM_SERVER else self.banks[0] for kind in FUZZED}
+        # And beside a key holder: so do two others, and uploads are of another form.
+        self.held = HeldRound(agreement, self.server, self.banks, round=3)
+        # And where nobody holds a key: there setups carry shares, and approvals answers.
+        encryption_keys = {bank.name: X25519PrivateKey.generate().public_key().public_bytes_raw() for bank in self.banks}
+        dealt = ThresholdTrust(key=ThresholdKey(clients=3, corrupted=1, dropouts=0), encryption_keys=encryption_keys)
+        agreement = replace(agreement, params=CkksParams.threshold(clients=3), trust=dealt, populations={})
+        self.quorum = RoundContext(agreement=agreement, round=3)
+        signers = {kind: self.server if kind in _FROM_SERVER else self.banks[0] for kind in FUZZED}
+        self.signers = signers | dict.fromkeys(_FROM_HOLDER, self.held.holder)
 
     def context_of(self, kind: Kind) -> RoundContext:
+        if kind in _FROM_HOLDER:
+            return self.held.context
         return self.scored if kind in (Kind.PRODUCTS, Kind.COEFFICIENTS) else self.context
 
     @cached_property
@@ -175,9 +197,12 @@ class Session:
             Kind.REQUEST: encode_request(self.context, self.server, digest, approvals, commitments=commitments, key_id=self.key.key_id),
             Kind.COMMIT: commits["bank_0"],
             Kind.COMMITS: commitments,
+            **{kind: self.held.messages[kind] for kind in _FROM_HOLDER},
         }
 
     def key_of(self, kind: Kind) -> bytes:
+        if kind in _FROM_HOLDER:
+            return public_key_id(self.held.public_key)
         return key_id(self.context.digest) if kind in (Kind.SHARE, Kind.SHARES) else self.key.key_id
 
     def decode(self, kind: Kind, data: bytes) -> None:
@@ -209,6 +234,10 @@ class Session:
                 decode_commitment(data, self.context, own)
             case Kind.COMMITS:
                 decode_commitments(data, self.context, own)
+            case Kind.HOLDER_KEY:
+                decode_holder_key(data, self.held.context)
+            case Kind.OPENED:
+                decode_opened(data, self.held.context, self.key_of(kind))
 
     def stranger(self, kind: Kind) -> Target:
         """Bytes as they come from the network."""
@@ -234,6 +263,44 @@ class Session:
                 self.decode(kind, seal(self.context_of(kind), self.signers[kind], kind, key_id=self.key_of(kind), payload=data))
 
         return Target(run=run, samples=(payload,))
+
+    def of_other_modes(self) -> dict[str, Target]:
+        """Payloads of the kinds that have another form in another trust mode, signed by their rightful sender."""
+        bank, quorum, own = self.banks[0], self.quorum, key_id(self.quorum.digest)
+        held, held_key = self.held.context, public_key_id(self.held.public_key)
+        names = quorum.agreement.roster.names
+        sealed = bytes(sealed_share_bytes(quorum))
+        setup = encode_dealt_setup(quorum, bank, {name: encode_share(quorum, bank, recipient=name, sealed=sealed) for name in names})
+        hashes = tuple(hash_message(name.encode()) for name in names)
+        digest = RoundDigest(participants=names, coefficients=(1, 1, 1), upload_hashes=hashes, rule="FedAvg", key_id=own)
+        answers = [encode_approval(quorum, each, digest, answer=bytes(quorum.agreement.answer_bytes)) for each in self.banks]
+        announced = encode_digest(quorum, self.server, digest)
+        packed = b"".join(len(message).to_bytes(4, "big") + message for message in (announced, *answers))
+        chunk = bytes(quorum.agreement.params.polynomial_bytes)
+        aggregate = seal(quorum, self.server, Kind.AGGREGATE, key_id=own, payload=(3).to_bytes(4, "big") + packed + chunk)
+        decode_aggregate(aggregate, quorum, own)
+
+        def target(context: RoundContext, signer: Identity, kind: Kind, sample: bytes, read: Callable[[bytes], object]) -> Target:
+            used = held_key if context is held else own
+            empty = seal(context, signer, kind, key_id=used, payload=b"")
+
+            def run(data: bytes) -> None:
+                with suppress(PrivFedError):
+                    read(seal(context, signer, kind, key_id=used, payload=data))
+
+            return Target(run=run, samples=(sample[len(empty) - SIGNATURE_BYTES : -SIGNATURE_BYTES],))
+
+        return {
+            "dealt-setup": target(quorum, bank, Kind.SETUP, setup, lambda data: decode_dealt_setup(data, quorum)),
+            "answer": target(quorum, bank, Kind.APPROVAL, answers[0], lambda data: decode_approval(data, quorum, digest)),
+            "quorum-aggregate": target(quorum, self.server, Kind.AGGREGATE, aggregate, lambda data: decode_aggregate(data, quorum, own)),
+            "whole-upload": target(
+                held, bank, Kind.UPLOAD, self.held.messages[Kind.UPLOAD], lambda data: decode_upload(data, held, held_key)
+            ),
+            "held-request": target(
+                held, self.server, Kind.REQUEST, self.held.messages[Kind.REQUEST], lambda data: decode_request(data, held, held_key)
+            ),
+        }
 
     def header(self) -> Target:
         """A whole body, header included, that a party signed."""
@@ -367,7 +434,10 @@ def targets() -> dict[str, Target]:
     session, keys = Session(), Keys()
     found = {f"stranger-{kind.name.lower()}": session.stranger(kind) for kind in FUZZED}
     found |= {f"insider-{kind.name.lower()}": session.insider(kind) for kind in FUZZED}
+    found |= session.of_other_modes()
     return found | {
+        "agreement-held": json_text(decode_agreement, encode_agreement(session.held.context.agreement)),
+        "agreement-quorum": json_text(decode_agreement, encode_agreement(session.quorum.agreement)),
         "header": session.header(),
         "statement": session.statement(),
         "fresh-chunk": session.chunk(fresh=True),

@@ -12,6 +12,13 @@ from tests.hostile import mutated, mutations
 NAMES = (
     *(f"{whose}-{kind.name.lower()}" for whose in ("stranger", "insider") for kind in FUZZED),
     *(
+        "dealt-setup",
+        "answer",
+        "quorum-aggregate",
+        "whole-upload",
+        "held-request",
+        "agreement-held",
+        "agreement-quorum",
         "header",
         "statement",
         "fresh-chunk",

@@ -1,5 +1,6 @@
 import copy
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,24 +17,29 @@ from privfed.errors import (
     UnsupportedInThisModeError,
 )
 from privfed.he.codec import gather, pack_words, unpack_words
-from privfed.he.escrow import RunningSum, WholeVector, check_escrow_params, check_whole_chunk, public_key_id
-from privfed.he.escrow_secret import EscrowKey, encrypt_to_holder
+from privfed.he.escrow import HolderKey, RunningSum, WholeVector, check_escrow_params, check_whole_chunk, public_key_id
+from privfed.he.escrow_secret import AttemptKey, EscrowKey, encrypt_to_holder
 from privfed.he.params import CkksParams, asymmetric_noise_variance
 from privfed.update import Layout
 
-SESSION = b"session of tests"
+BINDING = b"binding of one attempt, 32 bytes"
 LAYOUT = Layout(names=("weight",), shapes=((9000,),))
 PARAMS = CkksParams.escrow()
 
 
 @pytest.fixture(scope="module")
-def key() -> EscrowKey:
+def stored() -> EscrowKey:
     return EscrowKey.generate()
 
 
 @pytest.fixture(scope="module")
-def public(key: EscrowKey) -> bytes:
-    return key.public_key(session=SESSION, params=PARAMS)
+def key(stored: EscrowKey) -> AttemptKey:
+    return stored.attempt_key(binding=BINDING, params=PARAMS)
+
+
+@pytest.fixture(scope="module")
+def public(key: AttemptKey) -> bytes:
+    return key.public_key()
 
 
 def add(vectors: list[WholeVector], coefficients: tuple[int, ...]) -> RunningSum:
@@ -45,18 +51,18 @@ def add(vectors: list[WholeVector], coefficients: tuple[int, ...]) -> RunningSum
 
 @pytest.mark.parametrize("coefficients", [(128, 77, 51), (1, 1, 1), (256,), tuple(range(1, 11)), (2,) * 100])
 def test_a_weighted_sum_of_what_was_encrypted_to_the_holder_opens_bit_for_bit(
-    key: EscrowKey, public: bytes, coefficients: tuple[int, ...]
+    key: AttemptKey, public: bytes, coefficients: tuple[int, ...]
 ) -> None:
     rng = np.random.default_rng(0)
     grids = rng.integers(-PARAMS.amplitude, PARAMS.amplitude, (len(coefficients), LAYOUT.size), endpoint=True)
     grids[:, :50], grids[:, 50:100] = PARAMS.amplitude, -PARAMS.amplitude
     total = add([encrypt_to_holder(grid, LAYOUT, PARAMS, public) for grid in grids], coefficients)
     assert total.coefficients == coefficients
-    opened = key.open_sum(total.total(), session=SESSION, coefficients=coefficients)
+    opened = key.open_sum(total.total(), coefficients=coefficients)
     assert np.array_equal(opened, np.array(coefficients) @ grids)
 
 
-def test_the_noise_has_the_variance_that_the_parameters_count_with(key: EscrowKey, public: bytes) -> None:
+def test_the_noise_has_the_variance_that_the_parameters_count_with(key: AttemptKey, public: bytes) -> None:
     """And another one is told apart: that of symmetric encryption, and half and twice of this one."""
     noise = _noise(key, public, chunks=20)
     expected = asymmetric_noise_variance(PARAMS.poly_modulus_degree)
@@ -68,11 +74,10 @@ def test_the_noise_has_the_variance_that_the_parameters_count_with(key: EscrowKe
     assert np.abs(noise).max() < 10 * np.sqrt(expected)
 
 
-def _noise(key: EscrowKey, public: bytes, *, chunks: int) -> NDArray[np.float64]:
+def _noise(key: AttemptKey, public: bytes, *, chunks: int) -> NDArray[np.float64]:
     layout = Layout(names=("zeros",), shapes=((chunks * PARAMS.poly_modulus_degree,),))
     vector = encrypt_to_holder(np.zeros(layout.size, np.int64), layout, PARAMS, public)
-    ring_key = key._ring_key(SESSION, PARAMS)
-    return np.array([gather(ring_key.decrypt_unrounded(unpack_words(chunk, PARAMS)), PARAMS) for chunk in vector.chunks])
+    return np.array([gather(key._ring_key.decrypt_unrounded(unpack_words(chunk, PARAMS)), PARAMS) for chunk in vector.chunks])
 
 
 def test_the_solver_leaves_room_for_ten_deviations_and_refuses_where_nothing_fits() -> None:
@@ -96,26 +101,53 @@ def test_the_solver_leaves_room_for_ten_deviations_and_refuses_where_nothing_fit
         check_escrow_params(CkksParams.standard())
 
 
-def test_encryption_to_the_holder_is_fresh_each_time(key: EscrowKey, public: bytes) -> None:
+def test_encryption_to_the_holder_is_fresh_each_time(key: AttemptKey, public: bytes) -> None:
     grid = np.zeros(LAYOUT.size, np.int64)
     first, second = (encrypt_to_holder(grid, LAYOUT, PARAMS, public) for _ in range(2))
     assert not set(first.chunks) & set(second.chunks)
     assert first.key_id == second.key_id == public_key_id(public)
-    assert key.public_key(session=SESSION, params=PARAMS) != public
+    assert key.public_key() != public
 
 
-def test_another_key_another_session_and_a_damaged_sum_do_not_open(key: EscrowKey, public: bytes) -> None:
+def test_another_key_another_attempt_and_a_damaged_sum_do_not_open(stored: EscrowKey, key: AttemptKey, public: bytes) -> None:
     total = add([encrypt_to_holder(np.ones(LAYOUT.size, np.int64), LAYOUT, PARAMS, public)], (1,)).total()
-    assert key.open_sum(total, session=SESSION, coefficients=(1,)).tolist() == [1] * LAYOUT.size
+    again = EscrowKey(secret=stored._secret).attempt_key(binding=BINDING, params=PARAMS)
+    for same in (key, again):
+        assert same.open_sum(total, coefficients=(1,)).tolist() == [1] * LAYOUT.size
+    for other in (EscrowKey.generate().attempt_key(binding=BINDING, params=PARAMS), stored.attempt_key(binding=bytes(32), params=PARAMS)):
+        with pytest.raises(DecryptionError):
+            other.open_sum(total, coefficients=(1,))
     with pytest.raises(DecryptionError):
-        EscrowKey.generate().open_sum(total, session=SESSION, coefficients=(1,))
-    with pytest.raises(DecryptionError):
-        key.open_sum(total, session=bytes(16), coefficients=(1,))
-    with pytest.raises(DecryptionError):
-        key.open_sum(total, session=SESSION, coefficients=(2,))
+        key.open_sum(total, coefficients=(2,))
+    coarse = CkksParams.escrow(weight_sum=64)
+    with pytest.raises(ParametersMismatchError, match="other parameters than the key of this attempt; nothing was decrypted"):
+        stored.attempt_key(binding=BINDING, params=coarse).open_sum(total, coefficients=(1,))
+    with pytest.raises(ValueError, match="a binding of 32 bytes, got 16"):
+        stored.attempt_key(binding=bytes(16), params=PARAMS)
 
 
-def test_what_does_not_belong_together_is_not_added(key: EscrowKey, public: bytes) -> None:
+def test_a_sum_with_a_ciphertext_of_another_attempt_in_it_does_not_open(stored: EscrowKey, key: AttemptKey, public: bytes) -> None:
+    """It opens where one key serves both, which is what a key of each attempt is for."""
+    ones, earlier = np.ones(LAYOUT.size, np.int64), stored.attempt_key(binding=bytes(32), params=PARAMS)
+    for old_key, opens in ((public, True), (earlier.public_key(), False)):
+        old = replace(encrypt_to_holder(ones, LAYOUT, PARAMS, old_key), key_id=public_key_id(public))
+        total = add([encrypt_to_holder(ones, LAYOUT, PARAMS, public), old], (1, 1)).total()
+        if opens:
+            assert key.open_sum(total, coefficients=(1, 1)).tolist() == [2] * LAYOUT.size
+        else:
+            with pytest.raises(DecryptionError):
+                key.open_sum(total, coefficients=(1, 1))
+
+
+def test_a_public_key_names_its_attempt(public: bytes) -> None:
+    key = HolderKey(binding=BINDING, public_key=public)
+    assert key.key_id == public_key_id(public)
+    assert repr(key) == f"HolderKey({key.key_id.hex()})"
+    with pytest.raises(ValueError, match="a binding of 32 bytes, got 3"):
+        HolderKey(binding=b"abc", public_key=public)
+
+
+def test_what_does_not_belong_together_is_not_added(stored: EscrowKey, key: AttemptKey, public: bytes) -> None:
     grid = np.zeros(LAYOUT.size, np.int64)
     vector = encrypt_to_holder(grid, LAYOUT, PARAMS, public)
     total = add([vector], (250,))
@@ -123,10 +155,10 @@ def test_what_does_not_belong_together_is_not_added(key: EscrowKey, public: byte
     with pytest.raises(LayoutMismatchError):
         total.add(1, encrypt_to_holder(grid, other_layout, PARAMS, public))
     with pytest.raises(RoundMismatchError):
-        total.add(1, encrypt_to_holder(grid, LAYOUT, PARAMS, key.public_key(session=SESSION, params=PARAMS)))
+        total.add(1, encrypt_to_holder(grid, LAYOUT, PARAMS, key.public_key()))
     coarse = CkksParams.escrow(weight_sum=64)
     with pytest.raises(ParametersMismatchError):
-        total.add(1, encrypt_to_holder(grid, LAYOUT, coarse, key.public_key(session=SESSION, params=coarse)))
+        total.add(1, encrypt_to_holder(grid, LAYOUT, coarse, stored.attempt_key(binding=BINDING, params=coarse).public_key()))
     for coefficient in (0, 7, True):
         with pytest.raises(ValueError, match="coefficient"):
             total.add(coefficient, vector)
@@ -152,13 +184,13 @@ def test_bytes_that_are_no_ciphertext_and_points_beyond_the_grid_are_refused(pub
         WholeVector(layout=LAYOUT, params=PARAMS, key_id=bytes(16), chunks=())
 
 
-def test_the_key_is_kept_in_a_file_of_its_owner_and_shows_nothing(key: EscrowKey, tmp_path: Path) -> None:
+def test_the_key_is_kept_in_a_file_of_its_owner_and_shows_nothing(stored: EscrowKey, key: AttemptKey, tmp_path: Path) -> None:
     path = tmp_path / "escrow.key"
-    key.save(path)
+    stored.save(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert EscrowKey.load(path).fingerprint == key.fingerprint != EscrowKey.generate().fingerprint
+    assert EscrowKey.load(path).fingerprint == stored.fingerprint != EscrowKey.generate().fingerprint
     with pytest.raises(FileExistsError):
-        key.save(path)
+        stored.save(path)
     path.chmod(0o640)
     with pytest.raises(PermissionError):
         EscrowKey.load(path)
@@ -166,9 +198,10 @@ def test_the_key_is_kept_in_a_file_of_its_owner_and_shows_nothing(key: EscrowKey
     path.write_bytes(b"something else")
     with pytest.raises(ValueError, match="expected an escrow key"):
         EscrowKey.load(path)
-    assert repr(key) == "EscrowKey(<secret>)"
+    assert (repr(stored), repr(key)) == ("EscrowKey(<secret>)", "AttemptKey(<secret>)")
     for take in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="key material"):
-            take(key)
+        for secret in (stored, key):
+            with pytest.raises(TypeError, match="key material"):
+                take(secret)
     with pytest.raises(ValueError, match="32 bytes"):
         EscrowKey(secret=b"")

@@ -17,13 +17,13 @@ from privfed.errors import (
 from privfed.he import product_params
 from privfed.he.codec import dequantise, quantise, unpack_words, weighted_words
 from privfed.he.escrow import RunningSum, WholeVector, check_whole_chunk, unpack_public_key
-from privfed.he.escrow_secret import EscrowKey, encrypt_to_holder
+from privfed.he.escrow_secret import AttemptKey, EscrowKey, encrypt_to_holder
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.product_secret import Assurance, open_escrowed_products
 from privfed.update import Layout
 
-SESSION = b"session of tests"
+BINDING = b"binding of one attempt, 32 bytes"
 PARAMS = ProductParams.escrow(bound=2.0)
 SLOTS = PARAMS.chunk_coordinates
 LAYOUT = Layout(names=("weight",), shapes=((2 * SLOTS + 100,),))
@@ -31,21 +31,26 @@ DEVIATION = math.sqrt(PARAMS.fresh_noise_variance * PARAMS.poly_modulus_degree /
 
 
 @pytest.fixture(scope="module")
-def key() -> EscrowKey:
+def stored() -> EscrowKey:
     return EscrowKey.generate()
 
 
 @pytest.fixture(scope="module")
-def public(key: EscrowKey) -> bytes:
-    return key.public_key(session=SESSION, params=PARAMS)
+def key(stored: EscrowKey) -> AttemptKey:
+    return stored.attempt_key(binding=BINDING, params=PARAMS)
 
 
 @pytest.fixture(scope="module")
-def noise(key: EscrowKey, public: bytes) -> NDArray[np.float64]:
+def public(key: AttemptKey) -> bytes:
+    return key.public_key()
+
+
+@pytest.fixture(scope="module")
+def noise(key: AttemptKey, public: bytes) -> NDArray[np.float64]:
     """Of the slots of 300 ciphertexts, of shape (300, 4096)."""
     layout = Layout(names=("zeros",), shapes=((300 * SLOTS,),))
     vector = encrypt_to_holder(np.zeros(layout.size, np.int64), layout, PARAMS, public)
-    ring_key = key._ring_key(SESSION, PARAMS)
+    ring_key = key._ring_key
     return np.array([ring_key.decrypt_unrounded(unpack_words(chunk, PARAMS)).real for chunk in vector.chunks])
 
 
@@ -149,25 +154,25 @@ def summed(vectors: list[WholeVector], coefficients: tuple[int, ...]) -> Running
 
 
 @pytest.mark.parametrize("coefficients", [(1000, 20, 3, 1), (1, 1, 1, 1), (256,) * 4])
-def test_the_sum_of_the_uploads_that_are_scored_opens_bit_for_bit(key: EscrowKey, public: bytes, coefficients: tuple[int, ...]) -> None:
+def test_the_sum_of_the_uploads_that_are_scored_opens_bit_for_bit(key: AttemptKey, public: bytes, coefficients: tuple[int, ...]) -> None:
     grids, vectors = uploads(public, rows(2.0, 1.0, 0.1, 2.0))
-    opened = key.open_sum(summed(vectors, coefficients).total(), session=SESSION, coefficients=coefficients)
+    opened = key.open_sum(summed(vectors, coefficients).total(), coefficients=coefficients)
     assert np.array_equal(opened, sum(c * grid for c, grid in zip(coefficients, grids, strict=True)))
 
 
-def test_the_sum_is_exact_at_the_largest_numbers(key: EscrowKey, public: bytes) -> None:
+def test_the_sum_is_exact_at_the_largest_numbers(key: AttemptKey, public: bytes) -> None:
     grids = [np.full(LAYOUT.size, sign * PARAMS.amplitude) for sign in (1, -1)]
     total = summed([encrypt_to_holder(grid, LAYOUT, PARAMS, public) for grid in grids], (1023, 1)).total()
-    assert np.array_equal(key.open_sum(total, session=SESSION, coefficients=(1023, 1)), 1022 * grids[0])
+    assert np.array_equal(key.open_sum(total, coefficients=(1023, 1)), 1022 * grids[0])
 
 
-def test_opened_inner_products_are_those_of_the_uploads_within_their_error(key: EscrowKey, public: bytes) -> None:
+def test_opened_inner_products_are_those_of_the_uploads_within_their_error(key: AttemptKey, public: bytes) -> None:
     """Also of one number that is as large as the bound, and of the shortest among long ones: within 1e-6 of the largest, and 1e-8."""
     values = rows(2.0, 1.0, 0.1, 2.0)
     values[3] = 0.0
     values[3, 7] = 2.0
     grids, vectors = uploads(public, values)
-    opened = open_escrowed_products(vectors, key, session=SESSION)
+    opened = open_escrowed_products(vectors, key)
     sent = np.stack([dequantise(grid, 1, PARAMS) for grid in grids])
     exact = sent @ sent.T
     assert opened.assurance is Assurance.RECOMPUTED
@@ -176,37 +181,36 @@ def test_opened_inner_products_are_those_of_the_uploads_within_their_error(key: 
     assert PARAMS.scalar_error(10_000_000) < 1e-6 * PARAMS.bound**2
 
 
-def test_another_key_another_session_and_other_coefficients_do_not_open(key: EscrowKey, public: bytes) -> None:
+def test_another_key_another_attempt_and_other_coefficients_do_not_open(stored: EscrowKey, key: AttemptKey, public: bytes) -> None:
     _, vectors = uploads(public, rows(1.0, 1.0))
     total = summed(vectors, (1, 1)).total()
+    for other in (EscrowKey.generate().attempt_key(binding=BINDING, params=PARAMS), stored.attempt_key(binding=bytes(32), params=PARAMS)):
+        with pytest.raises(DecryptionError):
+            other.open_sum(total, coefficients=(1, 1))
     with pytest.raises(DecryptionError):
-        EscrowKey.generate().open_sum(total, session=SESSION, coefficients=(1, 1))
-    with pytest.raises(DecryptionError):
-        key.open_sum(total, session=bytes(16), coefficients=(1, 1))
-    with pytest.raises(DecryptionError):
-        key.open_sum(total, session=SESSION, coefficients=(2, 2))
+        key.open_sum(total, coefficients=(2, 2))
 
 
-def test_what_does_not_belong_together_is_not_multiplied(key: EscrowKey, public: bytes) -> None:
+def test_what_does_not_belong_together_is_not_multiplied(stored: EscrowKey, key: AttemptKey, public: bytes) -> None:
     grids, vectors = uploads(public, rows(1.0, 1.0))
     with pytest.raises(ValueError, match="at least 2 uploads, got 1; nothing was opened"):
-        open_escrowed_products(vectors[:1], key, session=SESSION)
-    other = encrypt_to_holder(grids[0], LAYOUT, PARAMS, key.public_key(session=SESSION, params=PARAMS))
+        open_escrowed_products(vectors[:1], key)
+    other = encrypt_to_holder(grids[0], LAYOUT, PARAMS, key.public_key())
     with pytest.raises(RoundMismatchError, match="different keys; nothing was opened"):
-        open_escrowed_products([vectors[0], other], key, session=SESSION)
+        open_escrowed_products([vectors[0], other], key)
     renamed = encrypt_to_holder(grids[0], Layout(names=("other",), shapes=LAYOUT.shapes), PARAMS, public)
     with pytest.raises(ParametersMismatchError, match="different parameters or layouts; nothing was opened"):
-        open_escrowed_products([vectors[0], renamed], key, session=SESSION)
+        open_escrowed_products([vectors[0], renamed], key)
     sums = CkksParams.escrow()
-    alone = encrypt_to_holder(grids[0], LAYOUT, sums, key.public_key(session=SESSION, params=sums))
+    alone = encrypt_to_holder(grids[0], LAYOUT, sums, stored.attempt_key(binding=BINDING, params=sums).public_key())
     with pytest.raises(ParametersMismatchError, match="cannot be multiplied"):
-        open_escrowed_products([alone, alone], key, session=SESSION)
+        open_escrowed_products([alone, alone], key)
 
 
-def test_keys_and_chunks_that_are_none_are_refused(key: EscrowKey, public: bytes) -> None:
+def test_keys_and_chunks_that_are_none_are_refused(key: AttemptKey, public: bytes) -> None:
     grid = np.zeros(LAYOUT.size, np.int64)
     assert len(public) == PARAMS.public_key_bytes == 2 * 8192 * (8 + 5 + 3)
-    assert key.public_key(session=SESSION, params=PARAMS) != public
+    assert key.public_key() != public
     half = len(public) // 2
     for wrong in (b"", public[:-1], public[:half] + bytes(half), b"\xff" * len(public), public[: PARAMS.sum_chunk_bytes]):
         with pytest.raises(InvalidMessageError):

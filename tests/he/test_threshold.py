@@ -1,13 +1,12 @@
 import copy
 import pickle
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from privfed.errors import (
@@ -25,16 +24,8 @@ from privfed.he.additive import weighted_sum
 from privfed.he.codec import evaluate, interpolate
 from privfed.he.params import CkksParams
 from privfed.he.secret import grid_points
-from privfed.he.threshold import (
-    OnePolynomialVector,
-    ThresholdKey,
-    add_up,
-    multiply,
-    public_polynomial,
-    sum_polynomials,
-    uniform_words,
-    unpack_polynomial,
-)
+from privfed.he.threshold import OnePolynomialVector, add_up, multiply, public_polynomial, sum_polynomials, uniform_words, unpack_polynomial
+from privfed.he.threshold_key import ThresholdKey
 from privfed.he.threshold_secret import SummandKey, open_sum, sum_shares
 from privfed.update import Layout
 
@@ -91,7 +82,7 @@ def banks() -> Dealt:
     return deal(5, 0, 2)
 
 
-@pytest.mark.parametrize(("clients", "corrupted", "dropouts"), [(3, 0, 0), (10, 2, 3), (100, 20, 39)])
+@pytest.mark.parametrize(("clients", "corrupted", "dropouts"), [(3, 0, 0), (3, 1, 0), (10, 2, 3), (100, 20, 39)])
 def test_sums_are_bit_exact_with_every_number_of_dropouts_before_and_after_the_upload(clients: int, corrupted: int, dropouts: int) -> None:
     dealt = deal(clients, corrupted, dropouts)
     for lost in sorted({0, min(1, dropouts), dropouts}):
@@ -283,21 +274,91 @@ def test_a_secret_of_a_round_cannot_be_printed_copied_or_pickled() -> None:
             take(secret)
 
 
-@given(clients=st.integers(0, 40), corrupted=st.integers(0, 40), dropouts=st.integers(0, 40))
-def test_a_quorum_that_is_accepted_survives_the_dropouts_and_meets_every_other_one_in_an_honest_client(
-    clients: int, corrupted: int, dropouts: int
-) -> None:
-    solvable = any(
-        2 * quorum > clients + corrupted and quorum <= clients - dropouts and quorum - corrupted >= 3 for quorum in range(clients + 1)
-    )
-    if not solvable:
-        with pytest.raises(ValueError, match="expected (3 honest clients or more|more clients than corrupted ones)"):
-            ThresholdKey(clients=clients, corrupted=corrupted, dropouts=dropouts)
-        return
-    quorum = ThresholdKey(clients=clients, corrupted=corrupted, dropouts=dropouts).quorum
-    assert quorum <= clients - dropouts
-    # The fewest clients in which two quorums meet.
-    assert 2 * quorum - clients > corrupted
+GRID = tuple(product(range(9), repeat=3))
+
+
+def solved(clients: int, corrupted: int, dropouts: int) -> ThresholdKey | None:
+    try:
+        return ThresholdKey(clients=clients, corrupted=corrupted, dropouts=dropouts)
+    except ValueError:
+        return None
+
+
+def test_a_quorum_is_solved_exactly_where_the_inequality_has_one() -> None:
+    """t > (K + c) / 2 and t <= K - f; three clients in every sum, two of them honest. Every number of a grid, and every t."""
+    for clients, corrupted, dropouts in product(range(14), repeat=3):
+        quorums = [
+            quorum
+            for quorum in range(clients + 1)
+            if quorum > (clients + corrupted) / 2 and quorum <= clients - dropouts and quorum >= 3 and quorum - corrupted >= 2
+        ]
+        key = solved(clients, corrupted, dropouts)
+        assert (key is not None) is bool(quorums), (clients, corrupted, dropouts)
+        assert key is None or key.quorum == max(quorums)
+
+
+def test_a_quorum_that_is_accepted_survives_the_dropouts_and_meets_every_other_one_in_an_honest_client() -> None:
+    """By all quorums of up to eight clients, one by one; and what is refused fails in one of these, or would open too little a sum."""
+    for clients, corrupted, dropouts in GRID:
+        quorum = clients - dropouts
+        quorums = [set(members) for members in combinations(range(clients), quorum)] if quorum > 0 else []
+        bad = set(range(min(corrupted, clients)))
+        meet = all((one & other) - bad for one in quorums for other in quorums)
+        enough = quorum >= 3 and all(len(members - bad) >= 2 for members in quorums)
+        assert (solved(clients, corrupted, dropouts) is not None) is (bool(quorums) and meet and enough), (clients, corrupted, dropouts)
+
+
+def test_a_refusal_says_why_and_the_nearest_numbers_that_can_be_solved() -> None:
+    reasons = set()
+    for clients, corrupted, dropouts in GRID:
+        given = {"clients": clients, "corrupted": corrupted, "dropouts": dropouts}
+        if solved(**given):
+            continue
+        with pytest.raises(ValueError, match=r"expected a quorum .* nearest that can be solved: ") as refused:
+            ThresholdKey(**given)
+        text = str(refused.value)
+        assert f"got {clients} clients, {corrupted} corrupted and {dropouts} dropouts" in text
+        reasons |= {words for words in ("says too much about each", "of a single client", "in corrupted clients alone") if words in text}
+        offered = {name: (int(number), int(quorum)) for name, number, quorum in re.findall(r"(\w+)=(\d+) \(a quorum of (\d+)\)", text)}
+        for name, step in (("clients", 1), ("corrupted", -1), ("dropouts", -1)):
+            nearest, value = None, given[name]
+            while 0 <= value <= 40 and nearest is None:
+                nearest = value if solved(**(given | {name: value})) else None
+                value += step
+            if nearest is None:
+                assert name not in offered
+            else:
+                key = solved(**(given | {name: nearest}))
+                assert key is not None
+                assert offered[name] == (nearest, key.quorum)
+    assert len(reasons) == 3
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ((3, 1, 1), r"leave 2 to answer: a sum of fewer than 3 .*: dropouts=0 \(a quorum of 3\), or clients=4 \(a quorum of 3\)"),
+        ((3, 2, 0), r"the update of a single client, or nothing; .*: corrupted=1 \(a quorum of 3\), or clients=4 \(a quorum of 4\)"),
+        (
+            (5, 1, 2),
+            r"two quorums of 3 could meet in corrupted clients alone.*: dropouts=1 \(a quorum of 4\), or corrupted=0 \(a quorum of 3\), or "
+            r"clients=6 \(a quorum of 4\)",
+        ),
+        ((0, 4096, 4096), "none with up to 4096 clients"),
+    ],
+)
+def test_refusals_as_they_read(numbers: tuple[int, int, int], words: str) -> None:
+    clients, corrupted, dropouts = numbers
+    with pytest.raises(ValueError, match=words):
+        ThresholdKey(clients=clients, corrupted=corrupted, dropouts=dropouts)
+
+
+def test_three_banks_of_which_one_is_corrupted_all_answer() -> None:
+    dealt = deal(3, 1, 0)
+    assert dealt.key.quorum == 3
+    assert np.array_equal(dealt.open(range(3), range(3)), dealt.expected(range(3)))
+    with pytest.raises(ValueError, match="at least 3 answers"):
+        dealt.open((0, 1), range(3))
 
 
 @pytest.mark.parametrize("wrong", [{"clients": -1}, {"corrupted": True}, {"dropouts": 1.0}, {"clients": 5000}])

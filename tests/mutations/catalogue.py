@@ -284,7 +284,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     ),
     Mutation(
         "clients take over whatever coefficients a key holder publishes",
-        "privfed/escrow.py",
+        "privfed/escrow_opener.py",
         "        agreement.policy.check_chosen({name: final.by_name[name] for name in contributors})",
         "",
         ("tests/engines/test_escrow_scored.py",),
@@ -305,7 +305,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     ),
     Mutation(
         "quorums may meet in corrupted clients alone",
-        "privfed/he/threshold.py",
+        "privfed/he/threshold_key.py",
         "        if not 2 * self.quorum > self.clients + self.corrupted:",
         "        if False:",
         ("tests/he/test_threshold.py",),
@@ -316,6 +316,27 @@ CATALOGUE: tuple[Mutation, ...] = (
         "            if hash_message(data) != upload_hash:",
         "            if False:",
         ("tests/engines/test_escrow.py",),
+    ),
+    Mutation(
+        "the key holder has one key for all attempts",
+        "privfed/he/escrow_secret.py",
+        'b"privfed escrow attempt key v1", binding, params.digest)',
+        'b"privfed escrow attempt key v1", params.digest)',
+        ("tests/he/test_escrow.py", "tests/engines/test_escrow_attempts.py"),
+    ),
+    Mutation(
+        "a client takes another key of the key holder in the middle of an attempt",
+        "privfed/escrow_session.py",
+        "            self._outbox.put(_key_name(context), data)",
+        "            pass",
+        ("tests/engines/test_escrow_attempts.py",),
+    ),
+    Mutation(
+        "a client encrypts to a key of another attempt",
+        "privfed/protect.py",
+        "    if isinstance(round_key, SummandKey | HolderKey) and round_key.binding != context.digest:",
+        "    if isinstance(round_key, SummandKey) and round_key.binding != context.digest:",
+        ("tests/engines/test_escrow_attempts.py",),
     ),
     Mutation(
         "a client approves an upload to which nobody had committed",
