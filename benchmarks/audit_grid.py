@@ -26,7 +26,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from torch import nn
 
-from privfed.attacks.facts import Activation, BinaryLoss, Continuous, GaussianNoise, OneHot, Sgd, TableSchema, TrainingFacts
+from privfed.attacks.facts import Activation, BinaryLoss, Continuous, GaussianNoise, OneHot, Sgd, SoftmaxLoss, TableSchema, TrainingFacts
 from privfed.attacks.most_likely import MostLikelyRows
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
 from privfed.attacks.prior import Prior
@@ -42,7 +42,7 @@ from privfed.data.transactions import generate_transactions
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
 from privfed.training.dpsgd import train
-from privfed.training.loss import binary_cross_entropy
+from privfed.training.loss import PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.model import mlp, values_of
 from privfed.update import PlainVector
@@ -50,6 +50,7 @@ from privfed.update import PlainVector
 DOSSIER = Path(__file__).parents[1] / "docs" / "experiments"
 ROWS, EVERY_ROW, HIDDEN, LEARNING_RATE, MAX_GRAD_NORM, DELTA = 4, 8, (256, 32), 0.1, 1.0, 1e-5
 POOL, SEEDS, PARAMS = 1000, 8, CkksParams.standard()
+_BINARY = BinaryLoss()
 _LEFT_OUT = ("fnlwgt", "split", "native-country")  # of Adult: weights of the census, and a category of 41 values
 
 
@@ -68,6 +69,7 @@ class Setting:
         epsilon: Of the whole update at `DELTA`; infinite for clipping alone, None without either.
         update_norm: Bound on the norm of the whole update; None for none.
         compressor: What the update is compressed with.
+        learning_rate: Of each client.
         likeliest: Whether the slow attack is run, too.
     """
 
@@ -81,6 +83,7 @@ class Setting:
     epsilon: float | None = None
     update_norm: float | None = None
     compressor: Compressor | None = None
+    learning_rate: float = LEARNING_RATE
     likeliest: bool = False
 
 
@@ -239,7 +242,7 @@ def noise_for(epsilon: float) -> float:
 def mechanism(setting: Setting, *, seed: int) -> tuple[TrainingMechanism, GaussianNoise | None]:
     """How a client trains, and what is known of its noise."""
     if setting.epsilon is None:
-        return NonPrivate(learning_rate=LEARNING_RATE, batch_size=setting.batch_size, steps=setting.steps, seed=seed), None
+        return NonPrivate(learning_rate=setting.learning_rate, batch_size=setting.batch_size, steps=setting.steps, seed=seed), None
     noise = 0.0
     if math.isfinite(setting.epsilon):
         noise = math.sqrt(setting.steps) * noise_for(setting.epsilon)
@@ -249,22 +252,48 @@ def mechanism(setting: Setting, *, seed: int) -> tuple[TrainingMechanism, Gaussi
         sample_rate=1.0,
         expected_batch_size=setting.batch_size,
         steps=setting.steps,
-        learning_rate=LEARNING_RATE,
+        learning_rate=setting.learning_rate,
     )
     return training, GaussianNoise(noise_multiplier=noise, max_grad_norm=MAX_GRAD_NORM)
 
 
-def update_of(setting: Setting, model: nn.Module, batch: Canaries, *, seed: int) -> tuple[NDArray[np.float64], GaussianNoise | None]:
+def update_of(
+    setting: Setting, model: nn.Module, batch: Canaries, *, loss: PerSampleLoss, seed: int
+) -> tuple[NDArray[np.float64], GaussianNoise | None]:
     """What one client sends, on the grid, and what is known of its noise."""
     training, noise = mechanism(setting, seed=seed)
     columns = tuple(f"column {number}" for number in range(batch.schema.width))
     data = Samples(features=batch.rows.astype(np.float32), labels=batch.labels, groups=None, columns=columns)
-    values = train(model, values_of(model), data, mechanism=training, loss=binary_cross_entropy).update_values.values
+    values = train(model, values_of(model), data, mechanism=training, loss=loss).update_values.values
     if setting.update_norm is not None:
         values = values * setting.update_norm
     if setting.compressor is not None:
         values = setting.compressor.compress(values, np.random.default_rng(seed))
     return dequantise(quantise(values, PARAMS)[0], 1, PARAMS), noise
+
+
+def seen(
+    setting: Setting, model: nn.Module, shards: Sequence[Canaries], *, loss: BinaryLoss | SoftmaxLoss = _BINARY, seed: int
+) -> Observation:
+    """What whoever may open the sum of the clients' updates sees."""
+    start, minimised = values_of(model), binary_cross_entropy if isinstance(loss, BinaryLoss) else cross_entropy
+    sent = [update_of(setting, model, shard, loss=minimised, seed=seed) for shard in shards]
+    return Observation(
+        layout=start.layout,
+        model=start,
+        seen=PlainVector(layout=start.layout, values=np.mean([values for values, _ in sent], axis=0)),
+        coefficients=(1,) * setting.clients,
+        training=TrainingFacts(
+            optimizer=Sgd(learning_rate=setting.learning_rate),
+            loss=loss,
+            steps=setting.steps,
+            batch_size=setting.batch_size,
+            noise=sent[0][1],
+        ),
+        activation=Activation.RELU,
+        schema=shards[0].schema,
+        rounding_step=PARAMS.step,
+    )
 
 
 def attack_once(table: Canaries, name: str, setting: Setting, *, seed: int) -> Iterator[Outcome]:
@@ -276,24 +305,8 @@ def attack_once(table: Canaries, name: str, setting: Setting, *, seed: int) -> I
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = mlp(table.schema.width, hidden=HIDDEN)
-    start, shards = values_of(model), [private[n * setting.rows : (n + 1) * setting.rows] for n in range(setting.clients)]
-    sent = [update_of(setting, model, part_of(table, shard), seed=seed) for shard in shards]
-    observation = Observation(
-        layout=start.layout,
-        model=start,
-        seen=PlainVector(layout=start.layout, values=np.mean([values for values, _ in sent], axis=0)),
-        coefficients=(1,) * setting.clients,
-        training=TrainingFacts(
-            optimizer=Sgd(learning_rate=LEARNING_RATE),
-            loss=BinaryLoss(),
-            steps=setting.steps,
-            batch_size=setting.batch_size,
-            noise=sent[0][1],
-        ),
-        activation=Activation.RELU,
-        schema=table.schema,
-        rounding_step=PARAMS.step,
-    )
+    shards = [private[n * setting.rows : (n + 1) * setting.rows] for n in range(setting.clients)]
+    observation = seen(setting, model, [part_of(table, shard) for shard in shards], seed=seed)
     truth = part_of(table, np.concatenate(shards))
     line_ups = tuple(LineUp.of(truth, position, pool=pool, rng=rng) for position in range(setting.rows))
     background = Background(pool=pool, module=model, pulls=None, line_ups=line_ups)

@@ -26,6 +26,7 @@ from privfed.training.loss import PerSampleLoss
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.objective import Correction
 from privfed.training.randomness import Randomness
+from privfed.training.received import check_start
 from privfed.training.scaffold import ControlVariates, Scaffold
 from privfed.update import Aggregate, Layout, PlainVector, Update
 
@@ -117,7 +118,8 @@ class Trainer:
         witness: Is handed each update in the clear, for checks that hold all parties in one process.
 
     Raises:
-        PrivFedError: If the model, the loss or the data cannot be used; nothing was charged or trained.
+        PrivFedError: If the model, the loss or the data cannot be used, or the start looks as if it were made to read records, see
+            `training.received`; nothing was charged or trained.
         ValueError: If the grid is finer than differential privacy allows.
     """
 
@@ -135,6 +137,8 @@ class Trainer:
         witness: Callable[[Update[PlainVector]], None] | None = None,
     ) -> None:
         check(model, start, client.data, mechanism=client.training, loss=loss, compiled=client.compiled, client=repr(client.name))
+        # Under DP-SGD nothing that depends on the records may show without being charged, a refusal neither.
+        check_start(start, client=repr(client.name), rows=client.data.features if isinstance(client.training, NonPrivate) else None)
         if isinstance(client.training, DpSgd) and params.step < client.training.release_grid:
             raise ValueError(
                 f"expected a grid step of at least {client.training.release_grid:.3g} for {client.name!r}, got {params.step:.3g}; "
@@ -265,9 +269,11 @@ class Trainer:
 
         Raises:
             BudgetExceededError: If the budget does not cover the round; nothing was trained.
+            UnsupportedModelError: If `start` looks as if it were made to read records; nothing was trained or charged.
             PrivFedError: As `training.dpsgd.train`; what was charged stays charged.
         """
         client = self._client
+        check_start(start, client=repr(client.name))
         if client.ledger is not None:
             retry = len(tuple(self._charged(session, round, attempt)))
             client.ledger.reserve(

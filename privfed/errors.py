@@ -84,7 +84,7 @@ class FolderInUseError(PrivFedError):
 
 @final
 class ModelMismatchError(PrivFedError):
-    """Two parties hold different models: which cannot happen while opened sums are exact, or a received model is not the agreed one."""
+    """Two parties hold different models, which cannot happen while opened sums are exact."""
 
 
 class CohortError(PrivFedError):

@@ -16,16 +16,19 @@ from torch import nn
 import privfed.keyholder
 from privfed.agreement import OpeningPolicy
 from privfed.attacks.adversary import CLIENT_WITH_SERVER, KEY_HOLDER, OUTSIDER, SERVER, Form
+from privfed.attacks.imprinting import imprint
 from privfed.attacks.record import EncryptedRecord
 from privfed.audit import run
+from privfed.audit.canaries import Canaries
 from privfed.audit.findings import Audit, Measured
 from privfed.audit.limits import Limits
 from privfed.audit.rounds import hold_canary_round
 from privfed.audit.run import run_audit
 from privfed.audit.suite import SUITE, PickAttack
 from privfed.consortium import Consortium
+from privfed.data.samples import Samples
 from privfed.engines.local import Simulation
-from privfed.errors import AgreementMismatchError, OpeningRefusedError
+from privfed.errors import AgreementMismatchError, OpeningRefusedError, UnsupportedModelError
 from privfed.he.codec import gather, unpack_words
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
@@ -35,9 +38,11 @@ from privfed.report.advice import advice
 from privfed.report.checks import Check, audit_checks
 from privfed.report.model import Report
 from privfed.report.summary import verdict
-from privfed.training.model import mlp, values_of
+from privfed.training.mechanism import TrainingMechanism
+from privfed.training.model import load_values, mlp, values_of
 from privfed.update import PlainVector
-from tests.consortia import OPEN, SCHEMA, consortium, network
+from tests.consortia import COLUMNS, OPEN, PRIVATE, SCHEMA, consortium, network
+from tests.engines.conftest import table
 from tests.test_session import Bank
 
 Make = Callable[..., Consortium]
@@ -243,6 +248,53 @@ def test_a_client_refuses_a_model_that_the_server_has_changed_before_it_trains_o
         assert not ledger.events()
         bank.session(ledger).upload(bank.round())
     assert len(bank.trained) == 1
+
+
+@pytest.mark.parametrize("training", [OPEN, PRIVATE], ids=["in the clear", "under DP-SGD"])
+def test_no_client_trains_on_an_agreed_model_that_was_made_to_read_records(make: Make, training: TrainingMechanism) -> None:
+    banks = make(training=training)
+    public = Canaries.draw(SCHEMA, count=500, rng=np.random.default_rng(0)).rows
+    made = network()
+    load_values(made, imprint(values_of(made), public, rng=np.random.default_rng(0)))
+    with pytest.raises(UnsupportedModelError, match="'bank_0' would train looks as if it were made to read records"):
+        Simulation(banks, made)
+    assert not any(client.ledger.events() for client in banks.clients if client.ledger is not None)
+    assert run_of(banks).rounds
+
+
+def test_trap_weights_are_refused_where_nothing_else_hides_the_records_and_not_looked_for_where_a_refusal_would_be_a_disclosure(
+    make: Make,
+) -> None:
+    trapped = network()
+    with torch.no_grad():
+        first = next(iter(trapped.parameters()))
+        rows = Canaries.draw(SCHEMA, count=400, rng=np.random.default_rng(0)).samples(COLUMNS)
+        projections = torch.tensor(rows.features) @ first.T
+        dict(trapped.named_parameters())["0.bias"].copy_(-projections.quantile(0.996, dim=0))
+    with pytest.raises(UnsupportedModelError, match="fire for hardly any record"):
+        Simulation(with_data(make(training=OPEN), rows), trapped)
+    with Simulation(with_data(make(), rows), trapped):
+        pass
+
+
+def with_data(banks: Consortium, data: Samples) -> Consortium:
+    return replace(banks, clients=[replace(client, data=data) for client in banks.clients])
+
+
+def test_a_model_that_other_clients_bent_in_a_later_round_is_refused_before_it_is_charged(tmp_path: Path) -> None:
+    bank = Bank(tmp_path)
+    bank.model = mlp(inputs=4, hidden=(16, 4))
+    bank.start = values_of(bank.model)
+    rows = table(500, seed=0).features.astype(np.float64)
+    bent = imprint(bank.start, rows, rng=np.random.default_rng(0))
+    with bank.ledger() as ledger:
+        trainer = bank.trainer(ledger)
+        with pytest.raises(UnsupportedModelError, match="nothing was trained or charged"):
+            trainer.train(bent, session=b"session of banks", round=1, attempt=0)
+        assert not ledger.events()
+        assert not bank.trained
+        trainer.train(bank.start, session=b"session of banks", round=1, attempt=0)
+        assert len(ledger.events()) == 1
 
 
 def test_the_report_of_a_wrong_set_up_says_so_first(make: Make, key_at_server: None) -> None:

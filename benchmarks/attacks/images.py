@@ -55,12 +55,12 @@ def smooth_network(seed: int) -> nn.Module:
     return model
 
 
-def relu_network(width: int, *, seed: int) -> nn.Module:
+def relu_network(width: int, *, seed: int, shape: ImageShape = SHAPE) -> nn.Module:
     """Three convolutions with ReLU, as torch initialises them."""
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Unflatten(1, (3, 32, 32)),
-        nn.Conv2d(3, width, 3, padding=1),
+        nn.Unflatten(1, (shape.channels, shape.height, shape.width)),
+        nn.Conv2d(shape.channels, width, 3, padding=1),
         nn.ReLU(),
         nn.Conv2d(width, 2 * width, 3, padding=1),
         nn.ReLU(),
@@ -69,7 +69,7 @@ def relu_network(width: int, *, seed: int) -> nn.Module:
         nn.ReLU(),
         nn.AvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(2 * width * 64, 10),
+        nn.Linear(2 * width * (shape.height // 4) * (shape.width // 4), 10),
     )
 
 

@@ -58,12 +58,16 @@ class RowSpace:
         return float(self.scales[-1]) / floor if self.rank else 1.0
 
     def rows(self, combinations: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Rows of shape (n, inputs), and standard deviations of their entries, from combinations of the basis of shape (n, rank)."""
+        """Rows of shape (n, inputs), and standard deviations of their entries, from combinations of the basis of shape (n, rank).
+
+        A combination without a bias is no row: its entries are not finite.
+        """
         extended = combinations @ self.basis
         noise = np.linalg.norm(combinations / self.scales, axis=1)[:, None] * self.column_noise
         bias = extended[:, -1:]
-        rows = extended[:, :-1] / bias
-        return rows, np.hypot(noise[:, :-1], rows * noise[:, -1:]) / np.abs(bias)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rows = extended[:, :-1] / bias
+            return rows, np.hypot(noise[:, :-1], rows * noise[:, -1:]) / np.abs(bias)
 
     def cut(self, rank: int) -> "RowSpace":
         """The space of the strongest rows only; what the others do counts as noise, and noise is 1 again."""
