@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench docs nightly fuzz clean
+.PHONY: demo test check format bench docs nightly fuzz release-check clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml constraints.txt
@@ -45,5 +45,9 @@ fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz.run --minutes 10
 
+release-check: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt build cyclonedx-bom pip-audit
+	$(BIN)/python .ci/release_check.py
+
 clean:
-	rm -rf $(VENV) docs/_build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist docs/_build .pytest_cache .ruff_cache .hypothesis

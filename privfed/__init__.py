@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from privfed.client import Client as Client
     from privfed.consortium import Consortium as Consortium
     from privfed.consortium import Plaintext as Plaintext
+    from privfed.data.frames import samples_from_frame as samples_from_frame
     from privfed.data.partition import dirichlet_partition as dirichlet_partition
     from privfed.data.paysim import NOBAL as NOBAL
     from privfed.data.paysim import PRE as PRE
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from privfed.dp.statement import PrivacyStatement as PrivacyStatement
     from privfed.engines.local import simulate as simulate
     from privfed.errors import PrivFedError as PrivFedError
+    from privfed.estimator import FederatedClassifier as FederatedClassifier
+    from privfed.export import save_safetensors as save_safetensors
     from privfed.he.escrow_secret import EscrowKey as EscrowKey
     from privfed.he.params import CkksParams as CkksParams
     from privfed.he.product_params import ProductParams as ProductParams
@@ -55,6 +58,7 @@ _HOMES = {
     "Client": "privfed.client",
     "Consortium": "privfed.consortium",
     "Plaintext": "privfed.consortium",
+    "samples_from_frame": "privfed.data.frames",
     "dirichlet_partition": "privfed.data.partition",
     "NOBAL": "privfed.data.paysim",
     "PRE": "privfed.data.paysim",
@@ -68,6 +72,8 @@ _HOMES = {
     "PrivacyStatement": "privfed.dp.statement",
     "simulate": "privfed.engines.local",
     "PrivFedError": "privfed.errors",
+    "FederatedClassifier": "privfed.estimator",
+    "save_safetensors": "privfed.export",
     "EscrowKey": "privfed.he.escrow_secret",
     "CkksParams": "privfed.he.params",
     "ProductParams": "privfed.he.product_params",

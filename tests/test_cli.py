@@ -810,3 +810,15 @@ def test_a_table_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     for text in ("[i]title", "[red]x[/red]", "[b]caption"):
         assert text in shown
+
+
+def test_a_shell_completes_commands() -> None:
+    asked = {"_PRIVFED_COMPLETE": "complete_bash", "COMP_WORDS": "privfed si", "COMP_CWORD": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", "from privfed.cli import app; app(prog_name='privfed')"],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.split() == ["simulate"]

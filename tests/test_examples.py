@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 
@@ -117,3 +118,17 @@ def test_the_benchmarker_opens_the_same_model_and_counts_the_bytes() -> None:
     assert float(plain) > 0
     chunks = -(-int(parameters) // 4096)
     assert float(up) == pytest.approx(chunks * (4096 * 7 + 64) / int(parameters), rel=0.01)
+
+
+def test_the_notebook_runs_as_it_stands_and_learns_within_its_budget() -> None:
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: pip install nbclient ipykernel")
+    notebook = nbformat.read(EXAMPLES / "consortium.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)  # outputs are made, not kept
+    question = "print(history.pr_auc[-1], test.labels.mean(), max(history.epsilon.values()))"
+    notebook.cells.append(nbformat.v4.new_code_cell(question))
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    quality, guessing, spent = map(float, notebook.cells[-1].outputs[0].text.split())
+    assert quality > 5 * guessing
+    assert 3.9 < spent <= 4.0
+    refusal = next(cell for cell in notebook.cells if "except pf.PrivFedError" in cell.source)
+    assert "budget" in refusal.outputs[0].text

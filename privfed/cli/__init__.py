@@ -21,7 +21,7 @@ app = typer.Typer(
     cls=Refusing,
     no_args_is_help=True,
     suggest_commands=False,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
