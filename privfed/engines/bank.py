@@ -36,7 +36,7 @@ class Bank:
         identity: The bank's signing key.
 
     Raises:
-        PrivFedError: As `ClientSession` and `Trainer`.
+        PrivFedError: As `ClientSession`, `Trainer` and `ClientSession.check_charges`.
         ValueError: If `site.py` does not define what it must.
     """
 
@@ -71,6 +71,11 @@ class Bank:
             else:
                 shared: dict[str, Any] = {"keys": load_shared_key(folder / SHARED_KEY, roster=folder / ROSTER)}
                 self._session = ClientSession(**terms, **shared, **place)
+            try:
+                self._session.check_charges()
+            except BaseException:
+                self._session.close()
+                raise
         except BaseException:
             self._close_ledger()
             raise
