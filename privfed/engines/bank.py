@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from privfed.agreement import Agreement
 from privfed.client import Client, Trainer
 from privfed.engines.envelope import Answer, Request
+from privfed.engines.last_asked import LastAsked
 from privfed.engines.party_folder import ROSTER, SHARED_KEY, STATE
 from privfed.engines.site_code import called, run_site, with_rule
 from privfed.errors import PrivFedError
@@ -41,6 +42,7 @@ class Bank:
     """
 
     def __init__(self, folder: Path, *, agreement: Agreement, identity: Identity) -> None:
+        self._asked = LastAsked(folder)
         site = run_site(folder)
         self.agreement = agreement = with_rule(agreement, lambda: site)
         client = called(site, "client")
@@ -101,6 +103,12 @@ class Bank:
             lost = isinstance(session, ThresholdSession) and session.key_lost(context)
             return Answer(name=name, facts={"rounds": list(session.state.rounds), "secret_lost": lost}), None
         answer, error = Answer(name=name), None
+        if request.step is Step.SETUP:
+            session.check_history(context)
+            self._asked.begin(context)
+        elif request.step in (Step.COMMIT, Step.UPLOAD, Step.APPROVE):
+            session.check_history(context)
+            self._asked.check(context)
         try:
             for reply in ask(self._participant, request.step, context, request.payload, name=name):
                 refusal = {Outcome.DONE: "", Outcome.OVER_BUDGET: "BudgetExceededError", Outcome.ABORTED: "OpeningRefusedError"}
