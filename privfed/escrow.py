@@ -90,13 +90,19 @@ class EscrowHolder:
         if not self._outbox.has(name):
             key = self._attempt_key(context)
             self._outbox.put(name, encode_holder_key(context, self._identity, key.public_key()))
-        self._key_id(context)
+        self.key_id(context)
         return self._outbox.get(name)
 
     def _attempt_key(self, context: RoundContext) -> AttemptKey:
         return self._key.attempt_key(binding=context.digest, params=context.agreement.params)
 
-    def _key_id(self, context: RoundContext) -> bytes:
+    def key_id(self, context: RoundContext) -> bytes:
+        """Name of the key of an attempt, 16 bytes. Public.
+
+        Raises:
+            OpeningRefusedError: If none was announced for it.
+            DamagedFileError: If what was announced is not what was written.
+        """
         name = _key_name(context)
         if not self._outbox.has(name):
             raise OpeningRefusedError(
@@ -133,7 +139,7 @@ class EscrowHolder:
             DecryptionError: If the sum does not decrypt to grid points: an upload is none, or was made in another attempt.
             PrivFedError: As `wire_escrow.decode_request` and `wire.decode_upload`.
         """
-        key_id, name = self._key_id(context), f"{context.agreement.session.hex()}-{context.round}"
+        key_id, name = self.key_id(context), f"{context.agreement.session.hex()}-{context.round}"
         if self._outbox.has(name):
             published = self._outbox.get(name)
             if decode_opened(published, context, key_id)[0] != request:
@@ -188,7 +194,7 @@ class EscrowHolder:
 
     def _sum(self, context: RoundContext, digest: RoundDigest, upload: Callable[[str], bytes]) -> RunningSum:
         agreement = context.agreement
-        total = RunningSum(layout=agreement.sent_layout, params=agreement.params, key_id=self._key_id(context))
+        total = RunningSum(layout=agreement.sent_layout, params=agreement.params, key_id=self.key_id(context))
         multipliers = agreement.weighting.multipliers(digest.coefficients)
         for multiplier, (_, vector) in zip(multipliers, self._verified(context, digest, upload), strict=True):
             # Only where a rule chose them, a coefficient can be zero.
@@ -198,7 +204,7 @@ class EscrowHolder:
 
     def _verified(self, context: RoundContext, digest: RoundDigest, upload: Callable[[str], bytes]) -> Iterator[tuple[str, WholeVector]]:
         """The uploads that were announced, one at a time, as their clients signed them."""
-        key_id = self._key_id(context)
+        key_id = self.key_id(context)
         for name, upload_hash in zip(digest.participants, digest.upload_hashes, strict=True):
             data = upload(name)
             if hash_message(data) != upload_hash:

@@ -1,53 +1,21 @@
 """How a client opens what the key holder of `EscrowKey` published."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privfed.agreement import RoundContext
-from privfed.decision import Decision, Fallback
+from privfed.decision import Decision
 from privfed.digest import RoundDigest
 from privfed.errors import OpeningRefusedError, TamperedAggregateError
-from privfed.he.product import pairs
-from privfed.he.product_secret import Assurance
 from privfed.journal import Journal
 from privfed.keyholder import Opener
 from privfed.keys.party import Party
 from privfed.release import open_release, open_scored_release
 from privfed.wire_aggregate import OpenableAggregate, SealedSum, SignedHeads, Total
-from privfed.wire_escrow import Opened, read_opened
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighing:
-    """What everybody may know of how the coefficients of a scored round were found. Public.
-
-    Args:
-        fallback: What was done where the policy did not allow what the rule chose.
-        disclosed: How many inner products the key holder opened.
-        assurance: Name of the `Assurance` of these.
-    """
-
-    fallback: Fallback
-    disclosed: int
-    assurance: str = Assurance.RECOMPUTED.name
-
-
-def weighing(data: bytes, context: RoundContext, key_id: bytes) -> Weighing | None:
-    """How the coefficients in a key holder's message were found; None if they were agreed.
-
-    Raises:
-        PrivFedError: As `wire_escrow.read_opened`.
-    """
-    return _weighing(read_opened(data, context, key_id))
-
-
-def _weighing(opened: Opened) -> Weighing | None:
-    if opened.chosen is None:
-        return None
-    return Weighing(fallback=opened.chosen.fallback, disclosed=len(pairs(len(opened.message.digest.participants))))
+from privfed.wire_escrow import Weighing, read_opened
 
 
 class ReleaseOpener(Opener):
@@ -76,7 +44,7 @@ class ReleaseOpener(Opener):
 
     def _decode(self, data: bytes) -> OpenableAggregate:
         opened = read_opened(data, self._context, self._key_id)
-        self._weighing = _weighing(opened)
+        self._weighing = opened.weighing
         return opened.message
 
     def _decided(self, message: OpenableAggregate) -> RoundDigest:

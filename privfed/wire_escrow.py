@@ -14,6 +14,7 @@ from privfed.decision import Fallback
 from privfed.digest import COEFFICIENT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError
 from privfed.he.escrow import HolderKey, public_key_id, unpack_public_key
+from privfed.he.product import Assurance, pairs
 from privfed.identity import Identity
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
 from privfed.wire import COUNT_BYTES, LENGTH_BYTES, check_key
@@ -45,6 +46,21 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weighing:
+    """What everybody may know of how the coefficients of a scored round were found. Public.
+
+    Args:
+        fallback: What was done where the policy did not allow what the rule chose.
+        disclosed: How many inner products the openers, or the key holder, opened.
+        assurance: Name of the `Assurance` of these.
+    """
+
+    fallback: Fallback
+    disclosed: int
+    assurance: str = Assurance.RECOMPUTED.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """An authentic message of the key holder.
 
@@ -57,6 +73,13 @@ class Opened:
     request: bytes
     message: OpenableAggregate
     chosen: Chosen | None
+
+    @property
+    def weighing(self) -> Weighing | None:
+        """How the coefficients were found; None if they were agreed."""
+        if self.chosen is None:
+            return None
+        return Weighing(fallback=self.chosen.fallback, disclosed=len(pairs(len(self.message.digest.participants))))
 
 
 def encode_holder_key(context: RoundContext, identity: Identity, public_key: bytes) -> bytes:
@@ -197,6 +220,15 @@ def _read_chosen(reader: Reader, context: RoundContext, digest: RoundDigest) -> 
     if chosen.skipped is any(coefficients):
         raise InvalidMessageError
     return chosen
+
+
+def weighing(data: bytes, context: RoundContext, key_id: bytes) -> Weighing | None:
+    """How the coefficients in a key holder's message were found; None if they were agreed.
+
+    Raises:
+        PrivFedError: As `read_opened`.
+    """
+    return read_opened(data, context, key_id).weighing
 
 
 def opened_digest(data: bytes, context: RoundContext, key_id: bytes) -> RoundDigest:

@@ -33,7 +33,8 @@ from privfed.he.secret import SharedKey
 from privfed.he.threshold import OnePolynomialVector, key_id
 from privfed.he.threshold_key import ThresholdKey
 from privfed.keys.party import ENCRYPTION
-from privfed.round import Participant, Stage
+from privfed.round import Participant
+from privfed.round_record import Stage
 from privfed.server import Phase, Server
 from privfed.threshold_session import ThresholdSession
 from privfed.training.scaffold import Scaffold
