@@ -88,6 +88,15 @@ def test_an_answer_with_any_bit_changed_is_invalid(deployed: Deployed, node: Nod
         open_answer(bytes(reply), request, deployed.agreement.roster.client("bank_0"), agreement=deployed.agreement)
 
 
+def test_an_answer_to_one_request_is_no_answer_to_another(deployed: Deployed, node: Node) -> None:
+    first, second = asking(deployed, Step.STATUS), asking(deployed, Step.STATUS, round=1)
+    bank = deployed.agreement.roster.client("bank_0")
+    reply = node.answer(first)
+    assert open_answer(reply, first, bank, agreement=deployed.agreement).facts["rounds"] == []
+    with pytest.raises(InvalidMessageError):
+        open_answer(reply, second, bank, agreement=deployed.agreement)
+
+
 def test_what_is_authentic_and_malformed_is_invalid(deployed: Deployed) -> None:
     server = server_of(deployed)
     body = asking(deployed, Step.STATUS)[:-64]
