@@ -330,7 +330,7 @@ def test_a_time_out_is_a_number_of_seconds(seconds: Any) -> None:
 
 def test_every_step_has_its_time_out() -> None:
     given = TimeOuts(status=1, setup=2, training=3, approval=4, weighing=5, holder=6, opening=7)
-    assert [given.of(step) for step in Step] == [1, 2, 3, 3, 4, 5, 7, 6, 6]
+    assert [given.of(step) for step in Step] == [1, 2, 3, 3, 4, 5, 7, 6, 6, 2, 7]
 
 
 def test_rounds_are_at_least_one(tmp_path: Path) -> None:
