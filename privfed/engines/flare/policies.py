@@ -8,6 +8,9 @@ from typing import Any, Final
 
 from privfed.engines.flare.job import COORDINATOR, HEART_BEAT_TIMEOUT, PARTY
 
+KIT: Final = "flare"
+"""FLARE's workspace in a party's folder."""
+
 # The working folder of a FLARE process is its workspace, and FLARE wants absolute paths: so the kit can be moved to its host as it is.
 STORAGE: Final = "storage"
 _STORAGE = f"/proc/self/cwd/{STORAGE}"

@@ -16,10 +16,9 @@ from nvflare.lighter.provisioner import Provisioner
 
 from privfed.deploy.deployment import OPERATOR, SERVER, Deployment
 from privfed.engines.flare.job import write_job
-from privfed.engines.flare.policies import AUTHORIZATION, STORAGE, client_resources, server_resources
+from privfed.engines.flare.policies import AUTHORIZATION, KIT, STORAGE, client_resources, server_resources
 from privfed.errors import DeploymentError
 
-KIT: Final = "flare"
 JOB: Final = "job"
 AUTHORITY: Final = "certificate_authority"
 _API_VERSION: Final = 3

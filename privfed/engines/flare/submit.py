@@ -7,7 +7,8 @@ from typing import Any
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from privfed.deploy.deployment import Deployment
-from privfed.engines.flare.provisioning import JOB, KIT, operator_name
+from privfed.engines.flare.policies import KIT
+from privfed.engines.flare.provisioning import JOB, operator_name
 
 _CONNECT_SECONDS = 60.0
 _POLL_SECONDS = 1.0
