@@ -1,5 +1,6 @@
 """What is wrong with a certificate and its key."""
 
+import socket
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ def certificate_problems(certificate: Path, *, key: Path, authority: Path, name:
         name: Whose it must be.
         now: The time, with its zone.
     """
-    again = "ask the operator for new certificates (privfed deploy renew)"
+    again = "ask the operator for new certificates (privfed deploy certificates)"
     try:
         held = x509.load_pem_x509_certificate(read_pinned(certificate, most=_MOST_BYTES))
         root = x509.load_pem_x509_certificate(read_pinned(authority, most=_MOST_BYTES))
@@ -33,11 +34,11 @@ def certificate_problems(certificate: Path, *, key: Path, authority: Path, name:
     found: list[str] = []
     for which, each in (("certificate", held), ("authority's certificate", root)):
         if each.not_valid_after_utc <= now:
-            found.append(f"{certificate.name}: the {which} expired on {_day(each.not_valid_after_utc)}; {again}")
+            found.append(f"{certificate.name}: the {which} expired on {_minute(each.not_valid_after_utc)}; {again}")
         if each.not_valid_before_utc > now:
             found.append(
-                f"{certificate.name}: the {which} begins on {each.not_valid_before_utc:%Y-%m-%d %H:%M} UTC and the clock of this machine says "
-                f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC; set the clock"
+                f"{certificate.name}: the {which} begins on {_minute(each.not_valid_before_utc)} and the clock of this machine says "
+                f"{_minute(now)}; set the clock"
             )
     try:
         held.verify_directly_issued_by(root)
@@ -70,8 +71,6 @@ def lets_strangers_in(host: str, port: int, *, seconds: float) -> bool | None:
         port: Port.
         seconds: How long to wait for each step.
     """
-    import socket  # noqa: PLC0415 -- only here is anything connected
-
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # nothing is sent and nothing is believed: only whether the server asks matters
@@ -98,5 +97,5 @@ def _common_name(certificate: x509.Certificate) -> str:
     return str(names[0].value) if names else ""
 
 
-def _day(time: datetime) -> str:
-    return f"{time:%Y-%m-%d}"
+def _minute(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

@@ -3,16 +3,18 @@
 import importlib.metadata
 import json
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from privfed import __version__
 from privfed.errors import DeploymentError
 from privfed.files import create, read_pinned
 from privfed.identity import check_name
 from privfed.strict_json import parse
 
 DEPLOYMENT = "deployment.json"
+PARTY = "party.txt"
 SERVER = "server"
 KEY_HOLDER = "key_holder"
 OPERATOR = "operator"
@@ -20,18 +22,26 @@ Engine = Literal["flare", "flower"]
 
 _MOST_BYTES = 1_000_000
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")
-_SAME_EVERYWHERE = ("privfed", "tenseal")
+_ENGINE_DISTRIBUTIONS: dict[str, str] = {"flare": "nvflare", "flower": "flwr"}
 
 
 def installed(*distributions: str) -> dict[str, str]:
     """The installed version of each distribution, "none" where there is none."""
     found: dict[str, str] = {}
     for name in distributions:
+        if name == "privfed":
+            found[name] = __version__  # of what is imported, installed or not
+            continue
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "none"
     return found
+
+
+def versions_here(engine: str) -> dict[str, str]:
+    """Installed versions of what must be the same at every party. TenSEAL brings SEAL."""
+    return installed("privfed", "tenseal", _ENGINE_DISTRIBUTIONS[engine])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +59,7 @@ class Deployment:
         key_holder: Whether there is one.
         key: Fingerprint of the key that the banks share, or of the key holder's key; empty where there is none.
         made: When the folders were made, seconds since 1970.
-        versions: Of what must be the same at every party, by name of the distribution. TenSEAL brings SEAL.
+        versions: As `versions_here` found them when the folders were made.
 
     Raises:
         ValueError: If a name, a number or the engine is none.
@@ -65,7 +75,7 @@ class Deployment:
     key_holder: bool = False
     key: str = ""
     made: float
-    versions: dict[str, str] = field(default_factory=lambda: installed(*_SAME_EVERYWHERE))
+    versions: dict[str, str]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "banks", tuple(self.banks))
@@ -107,8 +117,22 @@ class Deployment:
             raise DeploymentError(f"{folder} holds no {DEPLOYMENT}; nothing was done; name a folder that privfed deploy init wrote")
         try:
             terms = parse(read_pinned(folder / DEPLOYMENT, most=_MOST_BYTES).decode())
-            if set(terms) != {each.name for each in fields(cls)}:
-                raise ValueError("expected the fields of a deployment")
             return cls(**terms)
         except (ValueError, TypeError, RecursionError) as error:
-            raise DeploymentError(f"{folder / DEPLOYMENT} is damaged; nothing was done; take it from another party, it is public") from error
+            raise DeploymentError(
+                f"{folder / DEPLOYMENT} is damaged; nothing was done; take it from another party, it is public"
+            ) from error
+
+
+def party_name(folder: Path) -> str:
+    """Whose folder it is, as `privfed deploy init` wrote it there.
+
+    Raises:
+        DeploymentError: If nobody's.
+        PermissionError: If others than the owner may write the file.
+    """
+    if not (folder / PARTY).is_file():
+        raise DeploymentError(f"{folder} holds no {PARTY}; nothing was done; name one party's folder, as privfed deploy init wrote it")
+    name = read_pinned(folder / PARTY, most=_MOST_BYTES).decode(errors="replace").strip()
+    check_name(name)
+    return name

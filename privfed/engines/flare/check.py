@@ -46,7 +46,9 @@ def _code_problems(kit: Path, *, server: bool) -> list[str]:
     policy = _json(kit / "local" / "authorization.json")
     permissions = policy.get("permissions")
     if not isinstance(permissions, dict) or not permissions:
-        found.append("local/authorization.json is missing or damaged, so FLARE's own default lets jobs bring code; copy it from another party")
+        found.append(
+            "local/authorization.json is missing or damaged, so FLARE's own default lets jobs bring code; copy it from another party"
+        )
     else:
         for role, rights in permissions.items():
             open_rights = [right for right in NO_CODE if not isinstance(rights, dict) or rights.get(right) != "none"]
@@ -70,7 +72,9 @@ def _resource_problems(kit: Path, *, server: bool) -> list[str]:
     found: list[str] = []
     resources = _json(kit / "local" / "resources.json")
     components = [str(component.get("path", "")) for component in resources.get("components", []) if isinstance(component, dict)]
-    if any(word in path for path in components for word in _LOG_SENDERS) or (not server and resources.get("allow_log_streaming") is not False):
+    if any(word in path for path in components for word in _LOG_SENDERS) or (
+        not server and resources.get("allow_log_streaming") is not False
+    ):
         found.append("local/resources.json sends logs to the server; remove the log components and set allow_log_streaming to false")
     if not server:
         return found
@@ -90,7 +94,7 @@ def _control_problems(config: Path, *, server: bool) -> list[str]:
     section: Any = (terms.get("servers") or [{}])[0] if server else terms.get("client", {})
     found: list[str] = []
     if section.get("connection_security") != "mtls":
-        found.append(f"startup/{config.name} does not demand certificates from both sides; set connection_security to \"mtls\"")
+        found.append(f'startup/{config.name} does not demand certificates from both sides; set connection_security to "mtls"')
     if server and str(section.get("service", {}).get("target", "")).rpartition(":")[2] != str(section.get("admin_port")):
         found.append(f"startup/{config.name} opens a control port of its own; set admin_port to the port of service.target")
     return found

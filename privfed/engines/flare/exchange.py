@@ -7,9 +7,8 @@ may so get the same request twice. Site privacy filters see every request and re
 import math
 import time
 from collections.abc import Mapping
-from typing import final
+from typing import Any, final
 
-from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -52,8 +51,11 @@ class FlareExchange:
             EngineError: If the job was aborted, or a request is too long for FLARE.
         """
         if any(len(request) > MOST_BYTES for request in requests.values()):
-            raise EngineError(f"a request is longer than {MOST_BYTES} bytes, which FLARE does not carry; nothing was sent; take a smaller model")
-        in_job = {client.name for client in self._clients()}
+            raise EngineError(
+                f"a request is longer than {MOST_BYTES} bytes, which FLARE does not carry; nothing was sent; take a smaller model"
+            )
+        engine: Any = self._context.get_engine()
+        in_job = {client.name for client in engine.get_clients()}
         replies: dict[str, bytes] = {}
         tasks = {name: self._send(name, request, seconds, replies) for name, request in requests.items() if name in in_job}
         deadline = time.monotonic() + seconds
@@ -65,9 +67,6 @@ class FlareExchange:
         if self._abort.triggered:
             raise EngineError("the job was aborted; what is stored stays; submit the job again to go on")
         return dict(replies)
-
-    def _clients(self) -> list[Client]:
-        return self._context.get_engine().get_clients()
 
     def _send(self, name: str, request: bytes, seconds: float, replies: dict[str, bytes]) -> Task:
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001 -- FLARE calls it by these names

@@ -1,16 +1,14 @@
 """What runs at a bank or at the key holder when a FLARE job begins: it hands requests to the party's own node, and returns its replies."""
 
-from pathlib import Path
-from typing import Any
-
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from privfed.engines.flare.messages import MOST_BYTES, REPLY, REQUEST, TASK
+from privfed.engines.flare.workspace import party_folder
 from privfed.engines.node import Node
 from privfed.errors import PrivFedError
 
@@ -49,9 +47,3 @@ class Party(Executor):
         answer = make_reply(ReturnCode.OK)
         answer[REPLY] = reply
         return answer
-
-
-def party_folder(fl_ctx: FLContext) -> Path:
-    """The folder of the party on whose machine this runs: the one that holds FLARE's workspace."""
-    workspace: Any = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-    return Path(workspace.get_root_dir()).resolve().parent

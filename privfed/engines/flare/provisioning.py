@@ -85,7 +85,7 @@ def write(deployment: Deployment, folder: Path) -> None:
         min_parties=deployment.min_clients + deployment.key_holder,
         arguments={"rounds": deployment.rounds},
     )
-    _executable(operator / "submit.sh", _SUBMIT)
+    _write_text(operator / "submit.sh", _SUBMIT, 0o700)
 
 
 def operator_name(deployment: Deployment) -> str:
@@ -146,13 +146,13 @@ def _write_start(folder: Path, name: str) -> None:
         terms |= {"kind": "server.server_train", "config": "fed_server.json", "uid": ""}
     else:
         terms |= {"kind": "client.client_train", "config": "fed_client.json", "uid": f"uid={name} "}
-    _executable(folder / "start.sh", _START.format(**terms))
-    (folder / "env").write_text(_ENVIRONMENT, encoding="ascii")
+    _write_text(folder / "start.sh", _START.format(**terms), 0o700)
+    _write_text(folder / "env", _ENVIRONMENT, 0o600)
 
 
-def _executable(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str, mode: int) -> None:
     path.write_text(text, encoding="ascii")
-    path.chmod(0o700)
+    path.chmod(mode)
 
 
 def _organisation(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The operator's command: `python -m privfed.engines.flare.submit FOLDER` hands the job to the server and waits for its end."""
+"""The operator's command: `python -m privfed.engines.flare.submit FOLDER [JOB]` hands the job to the server and waits for its end."""
 
 import sys
 from pathlib import Path
@@ -39,7 +39,8 @@ def submit(folder: Path, *, job: Path | None = None, seconds: float = 0.0) -> st
 
 def main() -> int:
     """Exit code 0 if the run was held to its end, 1 otherwise."""
-    status = submit(Path(sys.argv[1]))
+    job = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    status = submit(Path(sys.argv[1]), job=job)
     sys.stdout.write(f"{status}\n")
     return 0 if status == FINISHED else 1
 

@@ -1,0 +1,83 @@
+"""What is wrong with the engine-free part of one party's folder, a line each, with what to do next."""
+
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from privfed.agreement import Agreement, decode_agreement
+from privfed.deploy.deployment import KEY_HOLDER, SERVER, Deployment, installed
+from privfed.files import read_pinned
+from privfed.he.escrow_secret import EscrowKey
+from privfed.identity import Identity, PublicIdentity
+from privfed.keys.chain import shared_key_fingerprint
+from privfed.trust import EscrowTrust
+
+AGREEMENT = "agreement.json"
+IDENTITY = "identity.pem"
+_KEY_FILES = {"bank": "shared.key", KEY_HOLDER: "escrow.key"}
+_MOST_BYTES = 100_000_000
+_CLOCK_SLACK = timedelta(minutes=5)
+
+
+def party_problems(folder: Path, deployment: Deployment, *, name: str, now: datetime) -> list[str]:
+    """What is wrong, apart from the engine.
+
+    Args:
+        folder: The party's.
+        deployment: Who is where.
+        name: Whose folder it is.
+        now: The time, with its zone.
+    """
+    found: list[str] = []
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        found.append(f"others may look into {folder}; run: chmod 700 {folder}")
+    now, made = now.astimezone(UTC), datetime.fromtimestamp(deployment.made, UTC)
+    if now < made - _CLOCK_SLACK:
+        found.append(
+            (
+                f"the clock of this machine says {now:%Y-%m-%d %H:%M}, before this deployment was made ({made:%Y-%m-%d %H:%M} UTC); "
+                "set the clock"
+            )
+        )
+    for distribution, version in deployment.versions.items():
+        here = installed(distribution)[distribution]
+        if here != version:
+            found.append(f"{distribution} is {here} here and {version} at the others; install {distribution}=={version}")
+    return found + _key_problems(folder, deployment, name)
+
+
+def _key_problems(folder: Path, deployment: Deployment, name: str) -> list[str]:
+    try:
+        agreement = decode_agreement(read_pinned(folder / AGREEMENT, most=_MOST_BYTES).decode())
+    except (OSError, ValueError) as error:
+        return [f"{AGREEMENT} cannot be read ({error}); copy it from another party, it is public and the same for all"]
+    found: list[str] = []
+    pinned = _pinned(agreement, name)
+    try:
+        if pinned is None:
+            found.append(f"{AGREEMENT} knows no {name!r}; take the folder that was made for this party")
+        elif Identity.load(folder / IDENTITY, name=name).public != pinned:
+            found.append(f"{IDENTITY} is not the key that the agreement pins for {name!r}; put the right key back, or agree anew")
+    except FileNotFoundError:
+        found.append(f"{IDENTITY} is missing; copy what privfed keys init made for {name!r} into {folder}")
+    except (OSError, ValueError) as error:
+        found.append(f"{IDENTITY}: {error}")
+    key = folder / _KEY_FILES["bank" if name in deployment.banks else name] if name != SERVER else None
+    if key is None or not deployment.key or (name in deployment.banks and agreement.trust is not None):
+        return found
+    try:
+        if (EscrowKey.load(key).fingerprint if name == KEY_HOLDER else shared_key_fingerprint(key)) != deployment.key:
+            found.append(
+                f"{key.name} is another key than that of this deployment; put the right one back and compare fingerprints with the others"
+            )
+    except FileNotFoundError:
+        found.append(f"{key.name} is missing; get it from another bank, never from the server")
+    except (OSError, ValueError) as error:
+        found.append(f"{key.name}: {error}")
+    return found
+
+
+def _pinned(agreement: Agreement, name: str) -> PublicIdentity | None:
+    holder = agreement.trust.holder if isinstance(agreement.trust, EscrowTrust) else None
+    everybody = [agreement.roster.server, *agreement.roster.clients, *([] if holder is None else [holder])]
+    return next((party for party in everybody if party.name == name), None)
