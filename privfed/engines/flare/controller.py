@@ -1,6 +1,5 @@
 """What runs at the server when a FLARE job begins: the coordinator of a run, without torch and without secret keys."""
 
-from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.client import Client
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
@@ -9,34 +8,41 @@ from nvflare.apis.signal import Signal
 
 from privfed.engines.flare.exchange import FlareExchange
 from privfed.engines.flare.workspace import party_folder
+from privfed.engines.forbidden import forbid_secrets
+from privfed.errors import PrivFedError
 
 
 class Coordinator(Controller):
+    """The server of a run in a FLARE job. It goes on where its folder stands.
+
+    Args:
+        rounds: Number of rounds of the whole run, at least 1.
+    """
+
     def __init__(self, rounds: int) -> None:
         super().__init__()
+        if type(rounds) is not int or rounds < 1:
+            raise ValueError(f"expected at least 1 round, got {rounds!r}")
         self._rounds = rounds
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        pass
+        """Nothing: the run begins in `control_flow`."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        import time, sys
+        """Runs all rounds that are left. What the protocol refuses ends the job, with the reason in the server's log."""
+        forbid_secrets()
+        from privfed.engines.coordinator import TimeOuts, coordinate  # noqa: PLC0415 -- after what it must not load was forbidden
 
         exchange = FlareExchange(self, context=fl_ctx, abort=abort_signal)
-        folder = party_folder(fl_ctx)
-        for size in (10, 80_000_000):
-            for _ in range(self._rounds):
-                t = time.time()
-                r = exchange.ask({n: bytes(size) for n in ("bank_a", "bank_b", "bank_c", "nobody")}, seconds=60)
-                self.log_info(
-                    fl_ctx,
-                    f"ECHO {size} {sorted((n, len(v)) for n, v in r.items())} {time.time() - t:.2f} s torch={'torch' in sys.modules} {folder}",
-                )
+        try:
+            coordinate(party_folder(fl_ctx), exchange, rounds=self._rounds, time_outs=TimeOuts())
+        except (PrivFedError, ValueError, OSError) as error:
+            self.system_panic(f"the run ended: {error}", fl_ctx)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        pass
+        """Nothing is held open."""
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        pass
+        """A late reply: it is dropped."""
