@@ -10,6 +10,7 @@ import privfed as pf
 
 HERE = Path(__file__).parent
 BUDGET = pf.Budget(epsilon=4.0, delta=1e-6)
+loss = pf.BinaryCrossEntropy(positive_weight=20.0)  # else frauds, one record in fifty, are hardly learnt
 RECORDS = 5_000  # most records that this bank may have: public, and not len(data)
 
 
@@ -28,8 +29,3 @@ def client() -> pf.Client:
     training = pf.DpSgd.for_budget(BUDGET, rounds=3, steps=20, max_records=RECORDS, expected_batch_size=256, learning_rate=1.0)
     ledger = pf.Ledger.open(HERE / "ledger", population=name, budget=BUDGET)
     return pf.Client(name, pf.features(transactions, pf.PRE), training=training, ledger=ledger)
-
-
-def loss() -> pf.BinaryCrossEntropy:
-    """Else frauds, one record in fifty, are hardly learnt."""
-    return pf.BinaryCrossEntropy(positive_weight=20.0)

@@ -4,18 +4,14 @@ import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from privfed.agreement import Agreement, decode_agreement
+from privfed.agreement import Agreement
 from privfed.deploy.deployment import KEY_HOLDER, SERVER, Deployment, installed
-from privfed.files import read_pinned
-from privfed.he.escrow_secret import EscrowKey
+from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, SHARED_KEY, read_agreement
 from privfed.identity import Identity, PublicIdentity
-from privfed.keys.chain import shared_key_fingerprint
+from privfed.errors import KeyRefusedError
+from privfed.keys.load import load_escrow_key, load_shared_key
 from privfed.trust import EscrowTrust
 
-AGREEMENT = "agreement.json"
-IDENTITY = "identity.pem"
-_KEY_FILES = {"bank": "shared.key", KEY_HOLDER: "escrow.key"}
-_MOST_BYTES = 100_000_000
 _CLOCK_SLACK = timedelta(minutes=5)
 
 
@@ -48,7 +44,7 @@ def party_problems(folder: Path, deployment: Deployment, *, name: str, now: date
 
 def _key_problems(folder: Path, deployment: Deployment, name: str) -> list[str]:
     try:
-        agreement = decode_agreement(read_pinned(folder / AGREEMENT, most=_MOST_BYTES).decode())
+        agreement = read_agreement(folder)
     except (OSError, ValueError) as error:
         return [f"{AGREEMENT} cannot be read ({error}); copy it from another party, it is public and the same for all"]
     found: list[str] = []
@@ -62,18 +58,21 @@ def _key_problems(folder: Path, deployment: Deployment, name: str) -> list[str]:
         found.append(f"{IDENTITY} is missing; copy what privfed keys init made for {name!r} into {folder}")
     except (OSError, ValueError) as error:
         found.append(f"{IDENTITY}: {error}")
-    key = folder / _KEY_FILES["bank" if name in deployment.banks else name] if name != SERVER else None
-    if key is None or not deployment.key or (name in deployment.banks and agreement.trust is not None):
+    holder = name == KEY_HOLDER
+    if not holder and (name not in deployment.banks or agreement.trust is not None):
         return found
+    path = folder / (ESCROW_KEY if holder else SHARED_KEY)
     try:
-        if (EscrowKey.load(key).fingerprint if name == KEY_HOLDER else shared_key_fingerprint(key)) != deployment.key:
-            found.append(
-                f"{key.name} is another key than that of this deployment; put the right one back and compare fingerprints with the others"
-            )
-    except FileNotFoundError:
-        found.append(f"{key.name} is missing; get it from another bank, never from the server")
-    except (OSError, ValueError) as error:
-        found.append(f"{key.name}: {error}")
+        key = load_escrow_key(path) if holder else load_shared_key(path, roster=folder / ROSTER)
+    except FileNotFoundError as error:
+        found.append(
+            f"{Path(error.filename).name} is missing; put back what this party had, or get it from another bank, never from the server"
+        )
+    except (OSError, ValueError, KeyRefusedError) as error:
+        found.append(f"{path.name}: {error}")
+    else:
+        if deployment.key and key.fingerprint != deployment.key:
+            found.append(f"{path.name} is another key than that of this deployment; put the right one back, and compare fingerprints")
     return found
 
 

@@ -14,6 +14,7 @@ from privfed.agreement import SESSION_BYTES, Agreement, OpeningPolicy, encode_ag
 from privfed.aggregation.rules import FedAvg
 from privfed.deploy.deployment import KEY_HOLDER, PARTY, SERVER, Deployment, versions_here
 from privfed.deploy.plan import Plan
+from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, SHARED_KEY, SITE
 from privfed.errors import DeploymentError
 from privfed.files import create, make_folder
 from privfed.he.escrow_secret import EscrowKey
@@ -27,17 +28,11 @@ from privfed.training.model import check_model, values_of
 from privfed.trust import EscrowTrust, ThresholdTrust, Trust
 from privfed.update import PlainVector
 
-AGREEMENT = "agreement.json"
-IDENTITY = "identity.pem"
-SHARED_KEY = "shared.key"
-ESCROW_KEY = "escrow.key"
-SITE = "site.py"
-
 
 def make_parties(plan: Plan, folder: Path) -> Deployment:
     """Writes a folder for every party, without the engine's part.
 
-    With a roster, no signing key is made here: every party puts what `privfed keys init` made into its folder itself.
+    With a roster, no key of a bank or the server is made here: each puts what `privfed keys` made into its folder itself.
 
     Args:
         plan: Who takes part.
@@ -81,9 +76,12 @@ def initial_values(site: Path) -> PlainVector:
 
 def _make(plan: Plan, folder: Path, start: PlainVector) -> Deployment:
     server, banks, encryption_keys = _identities(plan, folder)
-    session = secrets.token_bytes(SESSION_BYTES)
+    session = bytes.fromhex(plan.session) or secrets.token_bytes(SESSION_BYTES)
     fingerprint, trust, params = "", None, CkksParams.standard(bound=plan.bound)
-    if plan.mode == "SharedKey":
+    if plan.mode == "SharedKey" and plan.roster is not None:
+        for name in banks:
+            create(folder / name / ROSTER, plan.roster.read_bytes())
+    elif plan.mode == "SharedKey":
         shared = SharedKey.generate()
         fingerprint = shared.fingerprint
         for name in banks:

@@ -16,9 +16,10 @@
 keys are the other fields of `Plan`.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +49,8 @@ class Plan:
         bound: Largest absolute coordinate of an update.
         ledgers: Whether every bank keeps a privacy ledger, for the population of its own name.
         roster: File of `privfed keys` with everybody's public line. Left out, the keys of all are made here.
+        session: `SharedKey` with a roster alone: the session that `privfed keys show` prints for the key that the banks share, 32
+            hexadecimal digits.
 
     Raises:
         ValueError: If the mode is none, or numbers of another mode are given.
@@ -68,12 +71,17 @@ class Plan:
     bound: float = 1.0
     ledgers: bool = True
     roster: Path | None = None
+    session: str = ""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"expected a mode of {', '.join(MODES)}, got {self.mode!r}")
         if self.mode != "ThresholdKey" and (self.corrupted or self.dropouts):
             raise ValueError(f"expected corrupted and dropouts with ThresholdKey alone, got them with {self.mode}")
+        if bool(self.session) != (self.mode == "SharedKey" and self.roster is not None):
+            raise ValueError("expected the session of the banks' shared key where a roster is given in SharedKey mode, and nowhere else")
+        if self.session and not re.fullmatch(r"[0-9a-f]{32}", self.session):
+            raise ValueError("expected a session of 32 hexadecimal digits, as privfed keys show prints it")
 
     @classmethod
     def load(cls, path: Path) -> "Plan":
