@@ -22,6 +22,8 @@ from privfed.errors import DeploymentError
 JOB: Final = "job"
 AUTHORITY: Final = "certificate_authority"
 _API_VERSION: Final = 3
+# The first answer of a bank comes after its data are loaded. One that is gone is noticed by FLARE long before.
+_LOADING_SECONDS: Final = 900.0
 
 _ENVIRONMENT: Final = """\
 # Read by ./start.sh. Nothing in it is secret.
@@ -83,7 +85,7 @@ def write(deployment: Deployment, folder: Path) -> None:
         name=deployment.name,
         parties=deployment.parties,
         min_parties=deployment.min_clients + deployment.key_holder,
-        arguments={"rounds": deployment.rounds},
+        arguments={"rounds": deployment.rounds, "time_outs": {"status": _LOADING_SECONDS}},
     )
     _write_text(operator / "submit.sh", _SUBMIT, 0o700)
 

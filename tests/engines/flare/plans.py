@@ -34,6 +34,7 @@ def write_plan(folder: Path, *, port: int, site: str = SITE, plan: str = PLAN) -
 
 
 PAYSIM_SITE = """
+import time
 import zlib
 from pathlib import Path
 
@@ -67,5 +68,9 @@ def client():
 
 
 def _randomness(name, number):
+    if (HERE / f"hold-{number}").exists():
+        (HERE / "holding").touch()
+    while (HERE / f"hold-{number}").exists():
+        time.sleep(0.05)
     return _SeededRandomness(zlib.crc32(f"{name} {number}".encode()))
 """

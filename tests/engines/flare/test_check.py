@@ -1,4 +1,3 @@
-import json
 import shutil
 import socket
 import ssl
@@ -23,7 +22,7 @@ from privfed.engines.flare.policies import NO_CODE
 from privfed.errors import DeploymentError
 from privfed.he.secret import SharedKey
 from privfed.identity import Identity
-from tests.engines.flare.loopback import free_port
+from tests.engines.flare.loopback import edit, free_port
 from tests.engines.flare.plans import SITE, write_plan
 
 UNREACHABLE = "cannot be reached from here"
@@ -40,14 +39,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deployment(made: Path, tmp_path: Path) -> Path:
     shutil.copytree(made, tmp_path / "deployment")
     return tmp_path / "deployment"
-
-
-def edit(path: Path, *keys: Any, to: object) -> None:
-    content = value = json.loads(path.read_text())
-    for key in keys[:-1]:
-        value = value[key]
-    value[keys[-1]] = to
-    path.write_text(json.dumps(content))
 
 
 def found(folder: Path, **options: Any) -> str:

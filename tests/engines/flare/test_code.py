@@ -12,7 +12,7 @@ pytest.importorskip("nvflare", reason="needs nvflare: pip install 'privfed[flare
 
 from privfed.deploy.plan import Plan
 from privfed.engines.deployments import write_deployment
-from tests.engines.flare.loopback import Loopback, free_port
+from tests.engines.flare.loopback import Loopback, edit, free_port
 from tests.engines.flare.plans import write_plan
 
 BANKS = ("bank_a", "bank_b", "bank_c")
@@ -26,29 +26,25 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     folder = tmp_path_factory.mktemp("flare")
     root = folder / "deployment"
     write_deployment(Plan.load(write_plan(folder, port=free_port())), root)
-    _edit(root / "server/flare/local/authorization.json", "permissions", {"lead": "any", "project_admin": "any"})
-    _edit(root / "server/flare/local/resources.json", "class_allow_list", ["*"])
+    edit(root / "server/flare/local/authorization.json", "permissions", to={"lead": "any", "project_admin": "any"})
+    edit(root / "server/flare/local/resources.json", "class_allow_list", to=["*"])
     for name in BANKS:
         resources = json.loads((root / name / "flare/local/resources.json").read_text())
         # Beside what `privfed deploy init` allows, so that long messages can be tried without anything to compute.
-        _edit(root / name / "flare/local/resources.json", "class_allow_list", [*resources["class_allow_list"], f"{_ECHO}.EchoParty"])
+        edit(root / name / "flare/local/resources.json", "class_allow_list", to=[*resources["class_allow_list"], f"{_ECHO}.EchoParty"])
     with Loopback(root) as loopback:
         loopback.start()
         yield loopback
-
-
-def _edit(path: Path, key: str, value: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
 
 
 def _job(loopback: Loopback, name: str, *, party: str, coordinator: str | None = None, **arguments: object) -> Path:
     job = loopback.folder / name
     shutil.copytree(loopback.folder / "operator/job", job, ignore=shutil.ignore_patterns(".*"))
     config = job / "party/config/config_fed_client.json"
-    _edit(config, "executors", [{"tasks": ["privfed"], "executor": {"path": party, "args": {}}}])
+    edit(config, "executors", to=[{"tasks": ["privfed"], "executor": {"path": party, "args": {}}}])
     if coordinator is not None:
         workflow = {"id": "coordinator", "path": coordinator, "args": arguments}
-        _edit(job / "server/config/config_fed_server.json", "workflows", [workflow])
+        edit(job / "server/config/config_fed_server.json", "workflows", to=[workflow])
     return job
 
 
