@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from privfed.agreement import Agreement
-from privfed.deploy.deployment import KEY_HOLDER, SERVER, Deployment, installed
+from privfed.deploy.deployment import KEY_HOLDER, Deployment, installed
 from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, SHARED_KEY, read_agreement
-from privfed.identity import Identity, PublicIdentity
 from privfed.errors import KeyRefusedError
+from privfed.identity import Identity, PublicIdentity
 from privfed.keys.load import load_escrow_key, load_shared_key
 from privfed.trust import EscrowTrust
 
@@ -30,10 +30,8 @@ def party_problems(folder: Path, deployment: Deployment, *, name: str, now: date
     now, made = now.astimezone(UTC), datetime.fromtimestamp(deployment.made, UTC)
     if now < made - _CLOCK_SLACK:
         found.append(
-            (
-                f"the clock of this machine says {now:%Y-%m-%d %H:%M}, before this deployment was made ({made:%Y-%m-%d %H:%M} UTC); "
-                "set the clock"
-            )
+            f"the clock of this machine says {now:%Y-%m-%d %H:%M}, before this deployment was made ({made:%Y-%m-%d %H:%M} UTC); "
+            "set the clock"
         )
     for distribution, version in deployment.versions.items():
         here = installed(distribution)[distribution]

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from privfed.agreement import SESSION_BYTES, Agreement, OpeningPolicy, encode_agreement
 from privfed.aggregation.rules import FedAvg
+from privfed.agreement import SESSION_BYTES, Agreement, OpeningPolicy, encode_agreement
 from privfed.deploy.deployment import KEY_HOLDER, PARTY, SERVER, Deployment, versions_here
 from privfed.deploy.plan import Plan
 from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, SHARED_KEY, SITE

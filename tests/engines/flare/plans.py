@@ -64,7 +64,7 @@ def client():
     transactions = pf.generate_transactions(rows=2000, fraud_rate=0.02, rng=np.random.default_rng(list(name.encode())))
     training = pf.DpSgd.for_budget(BUDGET, rounds=8, steps=5, max_records=3000, expected_batch_size=128, learning_rate=1.0)
     ledger = pf.Ledger.open(HERE / "ledger", population=name, budget=BUDGET)
-    return pf.Client(name, pf.features(transactions, pf.PRE), training=training, ledger=ledger, weight=WEIGHTS[name])
+    return pf.Client(name, pf.features(transactions, pf.PRE), training=training, ledger=ledger, weight=WEIGHTS.get(name, 1.0))
 
 
 def _randomness(name, number):

@@ -19,11 +19,15 @@ from privfed.deploy.certificates import lets_strangers_in
 from privfed.deploy.plan import Plan
 from privfed.engines.deployments import problems, write_certificates, write_deployment
 from privfed.engines.flare.policies import NO_CODE
+from privfed.engines.node import Node
 from privfed.errors import DeploymentError
 from privfed.he.secret import SharedKey
 from privfed.identity import Identity
+from privfed.keys.chain import KeyChain
+from privfed.keys.party import Party, create_server
+from privfed.keys.roster import PinnedRoster, server_line
 from tests.engines.flare.loopback import edit, free_port
-from tests.engines.flare.plans import SITE, write_plan
+from tests.engines.flare.plans import PAYSIM_SITE, SITE, write_plan
 
 UNREACHABLE = "cannot be reached from here"
 
@@ -166,7 +170,7 @@ def test_other_classes_that_jobs_may_name_are_found(deployment: Path, key: str, 
 def test_a_server_that_stores_where_others_read_or_waits_for_the_dead_is_found(deployment: Path) -> None:
     resources = deployment / "server/flare/local/resources.json"
     edit(resources, "servers", 0, "heart_beat_timeout", to=600)
-    edit(resources, "components", 1, "args", "uri_root", to="/tmp/nvflare/jobs-storage")
+    edit(resources, "components", 1, "args", "uri_root", to="/tmp/nvflare/jobs-storage")  # noqa: S108
     (deployment / "server/flare/storage").chmod(0o755)
     lines = found(deployment / "server")
     assert "set heart_beat_timeout to 30" in lines
@@ -268,30 +272,62 @@ def test_a_folder_that_is_there_is_not_touched(deployment: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("mode", ["EscrowKey", "ThresholdKey"])
 def test_every_trust_mode_has_folders(tmp_path: Path, mode: str) -> None:
-    path = write_plan(tmp_path, port=free_port())
+    path = write_plan(tmp_path, port=free_port(), site=PAYSIM_SITE)
     banks = "\n".join(f"bank_{letter} = 1.0" for letter in "defg")
-    path.write_text(f'mode = "{mode}"\n{path.read_text()}\n{banks}\n')
+    quorum = "corrupted = 2\ndropouts = 1" if mode == "ThresholdKey" else ""
+    path.write_text(f'mode = "{mode}"\n{quorum}\n{path.read_text()}\n{banks}\n')
     parties = write_deployment(Plan.load(path), tmp_path / "out").parties
     assert ("key_holder" in parties) is (mode == "EscrowKey")
     for name in ("server", *parties):
         assert found(tmp_path / "out" / name) == "", name
+    for name in parties:
+        with Node(tmp_path / "out" / name) as node:
+            assert node.name == name
     assert not list((tmp_path / "out").rglob("shared.key"))
     assert len(list((tmp_path / "out").rglob("escrow.key"))) == (mode == "EscrowKey")
 
 
-def test_with_a_roster_no_signing_key_is_made(tmp_path: Path) -> None:
-    from privfed.keys.party import Party, create_server
-    from privfed.keys.roster import server_line
-
-    (tmp_path / "keys").mkdir()
-    lines = [server_line(create_server(tmp_path / "keys/server", name="server"))]
-    lines += [Party.create(tmp_path / "keys" / name, name=name).public.line for name in ("bank_a", "bank_b", "bank_c")]
-    (tmp_path / "roster.txt").write_text("\n".join(lines))
-    (tmp_path / "roster.txt").chmod(0o644)
-    path = write_plan(tmp_path, port=free_port())
+def rostered(folder: Path) -> Path:
+    """A plan with the roster of keys that were made elsewhere, in the folder `keys`."""
+    (folder / "keys").mkdir()
+    lines = [server_line(create_server(folder / "keys/server", name="server"))]
+    lines += [Party.create(folder / "keys" / name, name=name).public.line for name in ("bank_a", "bank_b", "bank_c")]
+    (folder / "roster.txt").write_text("\n".join(lines))
+    (folder / "roster.txt").chmod(0o644)
+    path = write_plan(folder, port=free_port(), site=PAYSIM_SITE)
     path.write_text(f'roster = "roster.txt"\n{path.read_text()}')
+    return path
+
+
+def test_with_a_roster_no_key_of_a_bank_is_made_and_each_puts_its_own_into_its_folder(tmp_path: Path) -> None:
+    path = rostered(tmp_path)
+    with pytest.raises(ValueError, match="expected the session of the banks' shared key where a roster is given"):
+        Plan.load(path)
+    chain = KeyChain.generate(PinnedRoster.load(tmp_path / "roster.txt"))
+    path.write_text(f'session = "{chain.facts.session.hex()}"\n{path.read_text()}')
     write_deployment(Plan.load(path), tmp_path / "out")
-    assert not list((tmp_path / "out").rglob("identity.pem"))
-    assert "copy what privfed keys init made" in found(tmp_path / "out/bank_a")
-    shutil.copytree(tmp_path / "keys/bank_a", tmp_path / "out/bank_a", dirs_exist_ok=True)
-    assert found(tmp_path / "out/bank_a") == ""
+    for name in ("identity.pem", "encryption.pem", "shared.key"):
+        assert not list((tmp_path / "out").rglob(name))
+    bank = tmp_path / "out/bank_a"
+    assert "copy what privfed keys init made" in found(bank)
+    assert "shared.key is missing" in found(bank)
+    shutil.copytree(tmp_path / "keys/bank_a", bank, dirs_exist_ok=True)
+    chain.save(bank / "shared.key")
+    assert found(bank) == ""
+    with Node(bank) as node:
+        assert node.name == "bank_a"
+
+
+@pytest.mark.parametrize("session", ["", "0" * 31, "g" * 32])
+def test_a_session_that_is_none_is_refused(tmp_path: Path, session: str) -> None:
+    path = rostered(tmp_path)
+    path.write_text(f'session = "{session}"\n{path.read_text()}')
+    with pytest.raises(ValueError, match="expected (the|a) session"):
+        Plan.load(path)
+
+
+def test_the_example_can_be_deployed_and_its_banks_open_their_folders(tmp_path: Path) -> None:
+    write_deployment(Plan.load(Path(__file__).parents[3] / "examples/deployment/fraud.toml"), tmp_path / "out")
+    for name in ("bank_a", "bank_b", "bank_c"):
+        with Node(tmp_path / "out" / name) as node:
+            assert node.name == name

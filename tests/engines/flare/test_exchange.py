@@ -71,7 +71,7 @@ def test_every_party_gets_its_own_request_and_its_reply_comes_back_under_its_nam
 
 
 def test_who_does_not_answer_in_time_is_left_out_and_its_task_is_cancelled() -> None:
-    engine = Engine({"bank_a": lambda request: reply(request), "bank_b": never})
+    engine = Engine({"bank_a": reply, "bank_b": never})
     begun = time.monotonic()
     assert exchange(engine).ask(dict.fromkeys(BANKS, b"?"), seconds=0.5) == {"bank_a": b"?"}
     assert 0.5 <= time.monotonic() - begun < 5

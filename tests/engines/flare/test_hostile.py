@@ -1,7 +1,6 @@
 """One bank after the other sends what it should not; the rounds are held without it, and it catches up afterwards."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest

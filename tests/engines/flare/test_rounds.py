@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from privfed.cli import app
 from tests.engines.flare.loopback import Loopback, free_port
 from tests.engines.flare.plans import PAYSIM_SITE, write_plan
-from tests.engines.flare.runs import model_at, records, reference, spent
+from tests.engines.flare.runs import model_at, reference, spent
 
 BANKS = ("bank_a", "bank_b", "bank_c")
 SECONDS = 200
