@@ -48,7 +48,8 @@ def certificates(
 ) -> None:
     """Make new certificates for every party, before the old ones expire. Keys, ledgers and models of the parties stay what they are.
 
-    Every party replaces the engine's folder in its own one, all at the same time: old and new certificates do not trust each other.
+    Every party replaces the certificates in its own folder, with FLARE `flare/startup`, all at the same time: old and new ones do not trust
+    each other.
 
     ```
     privfed deploy certificates deployment/server --out renewed
@@ -58,7 +59,7 @@ def certificates(
     from privfed.engines.deployments import write_certificates  # noqa: PLC0415
 
     write_certificates(Deployment.load(folder), out)
-    typer.echo(f"Give each party its own folder in {out}; it takes the place of the one with the same name.")
+    typer.echo(f"Give each party its own folder in {out}; what holds the certificates takes the place of what the party has.")
 
 
 @app.command()

@@ -3,7 +3,6 @@ import sys
 
 import pytest
 
-
 FORBID = "from privfed.engines.forbidden import forbid_secrets\nforbid_secrets()"
 
 

@@ -18,15 +18,13 @@ _STORAGE = f"/proc/self/cwd/{STORAGE}"
 NO_CODE: Final = ("byoc", "server-predeployed-flwr")
 """The rights to run code that comes with a job, or beside it. No role has them."""
 
-_NONE = dict.fromkeys((*NO_CODE, "shell_commands", "download_job"), "none")
+# What a server claims of a user is believed by a site, so what nobody may do is denied to every role.
+_NOBODY = dict.fromkeys((*NO_CODE, "shell_commands", "operate", "download_job"), "none")
+_LOOKING = dict.fromkeys(("submit_job", "clone_job", "manage_job"), "none") | {"view": "any"} | _NOBODY
+_RUNNING = {"submit_job": "any", "clone_job": "none", "manage_job": "n:submitter", "view": "any"} | _NOBODY
 AUTHORIZATION: Final[dict[str, Any]] = {
     "format_version": "1.0",
-    "permissions": {
-        "project_admin": {"submit_job": "any", "clone_job": "any", "manage_job": "any", "view": "any", "operate": "none"} | _NONE,
-        "org_admin": {"submit_job": "none", "clone_job": "none", "manage_job": "none", "view": "any", "operate": "o:site"} | _NONE,
-        "lead": {"submit_job": "any", "clone_job": "n:submitter", "manage_job": "n:submitter", "view": "any", "operate": "none"} | _NONE,
-        "member": {"submit_job": "none", "clone_job": "none", "manage_job": "none", "view": "any", "operate": "none"} | _NONE,
-    },
+    "permissions": {"project_admin": _RUNNING, "lead": _RUNNING, "org_admin": _LOOKING, "member": _LOOKING},
 }
 """Who may do what at a site, whatever the server says; the same at every site."""
 

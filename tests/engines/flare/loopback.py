@@ -1,4 +1,4 @@
-"""Real FLARE processes of a deployment on this machine: each party in a process group of its own."""
+"""Real FLARE processes of a deployment on this machine: each party in a session of its own."""
 
 import contextlib
 import json

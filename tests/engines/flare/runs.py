@@ -13,6 +13,7 @@ from privfed.consortium import Consortium
 from privfed.deploy.deployment import SERVER, Deployment
 from privfed.dp.ledger import Ledger
 from privfed.engines.local import Simulation
+from privfed.engines.party_folder import read_agreement
 from privfed.he.secret import SharedKey
 
 State = dict[str, NDArray[np.float64]]
@@ -41,7 +42,7 @@ def reference(
             clients.append(sites[name]["client"]())
             stack.callback(clients[-1].ledger.close)
         site = sites[banks[0]]
-        consortium = Consortium(clients, keys=SharedKey.generate(), loss=site["loss"])
+        consortium = Consortium(clients, keys=SharedKey.generate(), loss=site["loss"], policy=read_agreement(deployment / SERVER).policy)
         simulation = stack.enter_context(Simulation(consortium, site["model"](), directory=folder / "run", _randomness=site["_randomness"]))
         absences = None if away is None else _Away(away)
         history = simulation.run(rounds=rounds, absences=absences)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from privfed.cli import app
 from privfed.deploy.certificates import lets_strangers_in
 from privfed.deploy.plan import Plan
-from privfed.engines.deployments import problems, write_certificates, write_deployment
+from privfed.engines.deployments import problems, write_deployment
 from privfed.engines.flare.policies import NO_CODE
 from privfed.engines.node import Node
 from privfed.errors import DeploymentError
@@ -98,14 +98,19 @@ def test_a_certificate_of_another_party_is_found(deployment: Path) -> None:
 
 
 def test_a_certificate_of_another_authority_is_found_and_new_ones_are_in_order(deployment: Path, tmp_path: Path) -> None:
-    from privfed.deploy.deployment import Deployment
-
-    write_certificates(Deployment.load(deployment / "server"), tmp_path / "renewed")
-    shutil.copy(tmp_path / "renewed/bank_a/flare/startup/rootCA.pem", deployment / "bank_a/flare/startup/rootCA.pem")
+    new = tmp_path / "renewed"
+    result = CliRunner().invoke(app, ["deploy", "certificates", str(deployment / "server"), "--out", str(new)])
+    assert result.exit_code == 0, result.output
+    assert not [path for path in new.rglob("*") if path.name in {"identity.pem", "shared.key", "agreement.json"}]
+    startup = deployment / "bank_a/flare/startup"
+    shutil.copy(new / "bank_a/flare/startup/rootCA.pem", startup / "rootCA.pem")
     assert "client.crt: it is not signed by rootCA.pem" in found(deployment / "bank_a")
-    shutil.rmtree(deployment / "bank_a/flare")
-    shutil.move(tmp_path / "renewed/bank_a/flare", deployment / "bank_a/flare")
+    (deployment / "bank_a/flare/local/privacy.json").write_text("{}")
+    shutil.rmtree(startup)
+    shutil.move(new / "bank_a/flare/startup", startup)
     assert found(deployment / "bank_a") == ""
+    assert (deployment / "bank_a/flare/local/privacy.json").read_text() == "{}"
+    assert CliRunner().invoke(app, ["deploy", "certificates", str(deployment / "server"), "--out", str(new)]).exit_code == 2
 
 
 def test_missing_and_readable_keys_are_found(deployment: Path) -> None:
