@@ -39,7 +39,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 
 def held(running: Loopback) -> dict[int, list[str]]:
     """Participants by round, as the server recorded them."""
-    entries = [entry["held"] for entry in records(running.folder / "server") if "held" in entry]
+    entries = [entry["held"]["record"] for entry in records(running.folder / "server") if "held" in entry]
     return {entry["round"]: sorted(entry["coefficients"]) for entry in entries}
 
 
