@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -105,16 +105,17 @@ class Place:
 
     def settle(self) -> None:
         """Puts free ports into the files that a deployment would have settled with fixed ones."""
-        self._set("server", "PRIVFED_SUPERLINK_PORT", str(self.superlink_port))
+        self.set("server", "PRIVFED_SUPERLINK_PORT", str(self.superlink_port))
         for name in self.parties():
             self.node_ports[name] = free_port()
-            self._set(name, "PRIVFED_NODE_PORT", str(self.node_ports[name]))
-            self._set(name, "PRIVFED_SUPERLINK", f"127.0.0.1:{self.through or self.superlink_port}")
+            self.set(name, "PRIVFED_NODE_PORT", str(self.node_ports[name]))
+            self.set(name, "PRIVFED_SUPERLINK", f"127.0.0.1:{self.through or self.superlink_port}")
 
     def parties(self) -> list[str]:
         return sorted(path.name for path in self.root.iterdir() if (path / "flower" / "start-node.sh").exists())
 
-    def _set(self, party: str, name: str, value: str) -> None:
+    def set(self, party: str, name: str, value: str) -> None:
+        """Sets a variable of a party's environment file."""
         path = self.folder(party) / "flower.env"
         lines = path.read_text().splitlines()
         assert sum(line.startswith(f"{name}=") for line in lines) == 1
@@ -165,7 +166,3 @@ class Place:
 def nginx() -> str | None:
     """An nginx to test with, if there is one: PRIVFED_NGINX, or the one on the path."""
     return os.environ.get("PRIVFED_NGINX") or shutil.which("nginx")
-
-
-def command(place: Place, *arguments: str) -> Sequence[str]:
-    return [sys.executable, "-m", *arguments]
