@@ -6,15 +6,19 @@ It holds two lines of code, which import what is installed at each party. Nothin
 import hashlib
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from flwr.cli.build import build_fab_from_disk
 
 from privfed import __version__
+from privfed.engines.exchange import TimeOuts
 from privfed.files import make_folder, replace
 
 FOLDER = "consortium-app"
 """Name of the app's folder; Flower demands a name without dots and underscores."""
+TIME_OUT = "time-out-"
+"""In front of the name of a step: key of its time-out in the app's configuration, in seconds."""
 
 _FILES = {
     "pyproject.toml": f"""\
@@ -38,7 +42,7 @@ clientapp = "consortium_app.client:app"
 
 [tool.flwr.app.config]
 rounds = 1
-""",
+{"".join(f"{TIME_OUT}{name} = {seconds}\n" for name, seconds in asdict(TimeOuts()).items())}""",
     "consortium_app/__init__.py": "",
     "consortium_app/server.py": "from privfed.engines.flower import server\n\napp = server.app\n",
     "consortium_app/client.py": "from privfed.engines.flower import client\n\napp = client.app\n",

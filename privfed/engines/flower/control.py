@@ -9,9 +9,14 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from privfed.engines.exchange import TimeOuts
+from privfed.engines.flower.app import TIME_OUT
 
 CONNECTION = "consortium"
 """Name of the SuperLink in Flower's configuration file."""
@@ -51,17 +56,19 @@ def register(keys: Path, *, seconds: float) -> None:
         _flwr("supernode", "register", str(path), CONNECTION, "--name", path.stem)
 
 
-def run(app: Path, *, rounds: int) -> None:
+def run(app: Path, *, rounds: int, time_outs: Mapping[str, float] = MappingProxyType({})) -> None:
     """Runs an app, and returns when all of it is done.
 
     Args:
         app: Folder of the app.
         rounds: Rounds of the whole run, also of those that were held before a restart.
+        time_outs: Seconds to wait at a step, by its name in `TimeOuts`; the others stay as they are.
 
     Raises:
         ControlError: If the run did not reach its end.
     """
-    started = _flwr("run", str(app), CONNECTION, "--run-config", f"rounds={rounds}")
+    config = " ".join([f"rounds={rounds}", *(f"{TIME_OUT}{name}={float(seconds)}" for name, seconds in time_outs.items())])
+    started = _flwr("run", str(app), CONNECTION, "--run-config", config)
     while True:
         (found,) = _flwr("list", CONNECTION, "--run-id", str(started["run-id"]))["runs"]
         if str(found["status"]).startswith("finished"):
@@ -82,6 +89,13 @@ def _flwr(*arguments: str) -> dict[str, Any]:
     return answer
 
 
+def _time_out(text: str) -> tuple[str, float]:
+    name, _, seconds = text.partition("=")
+    if name not in {field.name for field in fields(TimeOuts)}:
+        raise argparse.ArgumentTypeError(f"expected a step of {', '.join(field.name for field in fields(TimeOuts))}, got {name!r}")
+    return name, float(seconds)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Does what it is told, and ends with exit code 1 and the reason if that failed."""
     parser = argparse.ArgumentParser(prog="python -m privfed.engines.flower.control", description=__doc__, allow_abbrev=False)
@@ -92,12 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     running = commands.add_parser("run")
     running.add_argument("app", type=Path, metavar="APP", help="folder of the app")
     running.add_argument("--rounds", type=int, required=True, help="rounds of the whole run")
+    running.add_argument("--time-out", type=_time_out, action="append", default=[], metavar="STEP=SECONDS", help="for example training=600")
     known = parser.parse_args(arguments)
     try:
         if known.command == "register":
             register(known.keys, seconds=known.seconds)
         else:
-            run(known.app, rounds=known.rounds)
+            run(known.app, rounds=known.rounds, time_outs=dict(known.time_out))
     except ControlError as error:
         sys.exit(f"privfed: {error}")
 

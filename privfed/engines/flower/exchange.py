@@ -3,6 +3,8 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
@@ -14,18 +16,27 @@ from privfed.errors import InvalidMessageError
 _LOG = logging.getLogger("privfed.engines.flower")
 _POLL_SECONDS = 0.5
 _SHORTEST_SECONDS = 0.001
+_AWAY_SECONDS = 60.0
+_OFFLINE = "its SuperNode is not online"
 _ERRORS = {
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "its app could not be loaded",
     ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "its app failed",
     ErrorCode.CLIENT_APP_CRASHED: "its app crashed",
     ErrorCode.MESSAGE_UNAVAILABLE: "the message expired",
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its reply expired",
-    ErrorCode.NODE_UNAVAILABLE: "its SuperNode is gone",
     ErrorCode.INVALID_FAB: "it refuses the app",
 }
 
-FindNodes = Callable[[Grid], Mapping[str, int]]
-"""Which node is whose, at this moment: node ids by party name, of nodes that are online."""
+
+class Online(NamedTuple):
+    """A party's SuperNode that is online: its id, and since when. One that was restarted has lost what it was sent before."""
+
+    node_id: int
+    since: str
+
+
+FindNodes = Callable[[Grid], Mapping[str, Online]]
+"""Which parties' nodes are online at this moment, by party name."""
 
 
 def registered(keys: Mapping[str, bytes]) -> FindNodes:
@@ -40,15 +51,31 @@ def registered(keys: Mapping[str, bytes]) -> FindNodes:
     if len(set(keys.values())) < len(keys):
         raise ValueError("expected another key for each party's SuperNode, got the same one twice")
     names = {key: name for name, key in keys.items()}
-    return lambda grid: {names[node.public_key]: node.node_id for node in grid.get_nodes() if node.public_key in names}
+
+    def find(grid: Grid) -> dict[str, Online]:
+        known = [node for node in grid.get_nodes() if node.public_key in names]
+        return {names[node.public_key]: Online(node.node_id, node.last_activated_at) for node in known}
+
+    return find
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What became of the request to one party so far."""
+
+    request: bytes
+    message_id: str = ""
+    sent_to: Online | None = None
+    missed_since: float | None = None
 
 
 class FlowerExchange:
     """An `Exchange` over a Flower grid.
 
-    A party is asked as soon as its SuperNode is online, and again if the SuperNode was restarted within the time; asking twice is
-    harmless, because a node resends what it had stored. The transport is not trusted: whose reply it is, and for which round, is
-    decided by what is signed inside.
+    A party is asked as soon as its SuperNode is online, and again if that was restarted meanwhile; asking twice is harmless, because a
+    node resends what it had stored. Flower notices after 50 to 63 seconds that a SuperNode was killed; a party whose SuperNode then stays
+    away for a minute is waited for no longer, however much time there is. The transport is not trusted: whose reply it is, and for
+    which round, is decided by what is signed inside.
 
     Args:
         grid: The grid of the run.
@@ -64,7 +91,7 @@ class FlowerExchange:
 
         Args:
             requests: A request for each party, by name. Opaque.
-            seconds: Time to wait, above 0.
+            seconds: Longest time to wait, above 0.
 
         Returns:
             The replies of those that answered in time, by name; possibly of nobody. Opaque.
@@ -75,52 +102,52 @@ class FlowerExchange:
         if not seconds > 0:
             raise ValueError(f"expected seconds above 0, got {seconds}")
         end = time.monotonic() + seconds
-        waiting, sent, replies = dict(requests), dict[str, str](), dict[str, bytes]()
+        asked = {name: _Asked(request) for name, request in requests.items()}
+        replies: dict[str, bytes] = {}
         while True:
-            sent |= self._send(waiting, seconds=max(end - time.monotonic(), _SHORTEST_SECONDS))
-            for message in self._grid.pull_messages(list(sent)) if sent else ():
-                name = sent.pop(message.metadata.reply_to_message_id, None)
-                if name is None:
+            self._send(asked, seconds=max(end - time.monotonic(), _SHORTEST_SECONDS))
+            by_message = {each.message_id: name for name, each in asked.items() if each.message_id}
+            for message in self._grid.pull_messages(list(by_message)) if by_message else ():
+                name = by_message.get(message.metadata.reply_to_message_id)
+                if name is None or name not in asked:
                     continue
+                if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
+                    asked[name].message_id, asked[name].sent_to = "", None
+                    _LOG.warning("%s: its SuperNode is gone", name)
+                    continue
+                del asked[name]
                 if message.has_error():
-                    self._failed(name, message, requests=requests, waiting=waiting)
+                    # The reason in the message is the other side's text, and is not repeated.
+                    _LOG.warning("no answer from %s: %s", name, _ERRORS.get(message.error.code, "unknown error"))
                     continue
                 try:
                     replies[name] = unseal(message.content)
                 except InvalidMessageError:
                     _LOG.warning("no answer from %s: its reply is no message of privfed", name)
             left = end - time.monotonic()
-            if not waiting and not sent:
+            if not asked:
                 return replies
             if left <= 0:
-                for name in sorted({*waiting, *sent.values()}):
-                    _LOG.warning("no answer from %s: %s", name, "its SuperNode is not online" if name in waiting else "it took too long")
+                for name, each in asked.items():
+                    _LOG.warning("no answer from %s: %s", name, "it took too long" if each.message_id else _OFFLINE)
                 return replies
             time.sleep(min(_POLL_SECONDS, left))
 
-    def _send(self, waiting: dict[str, bytes], *, seconds: float) -> dict[str, str]:
-        """Sends what waits for a node that is online by now.
-
-        Returns:
-            The party that was asked, by message id.
-        """
-        if not waiting:
-            return {}
-        online = self._nodes(self._grid)
-        sent: dict[str, str] = {}
-        for name in [name for name in waiting if name in online]:
-            message = Message(seal(waiting[name]), online[name], "train", ttl=seconds)
+    def _send(self, asked: dict[str, _Asked], *, seconds: float) -> None:
+        """Sends what waits for a node that is online by now, and gives up who stays away."""
+        online, now = self._nodes(self._grid), time.monotonic()
+        for name, each in list(asked.items()):
+            node = online.get(name)
+            if each.message_id and (node is None or node == each.sent_to):
+                continue  # Flower says of itself when a node is gone
+            if node is None:
+                each.missed_since = now if each.missed_since is None else each.missed_since
+                if now - each.missed_since >= _AWAY_SECONDS:
+                    _LOG.warning("no answer from %s: %s", name, _OFFLINE)
+                    del asked[name]
+                continue
+            each.missed_since = None
+            message = Message(seal(each.request), node.node_id, "train", ttl=seconds)
             # One at a time: one push of all would hold every party's request in memory at once, and fail for all together.
-            for message_id in self._grid.push_messages([message]):
-                if message_id:  # None, where the node went away in between: it waits on
-                    sent[message_id] = name
-                    del waiting[name]
-        return sent
-
-    @staticmethod
-    def _failed(name: str, message: Message, *, requests: Mapping[str, bytes], waiting: dict[str, bytes]) -> None:
-        code = message.error.code
-        if code == ErrorCode.NODE_UNAVAILABLE:
-            waiting[name] = requests[name]
-        # The reason in the message is the other side's text, and is not repeated.
-        _LOG.warning("no answer from %s yet: %s" if name in waiting else "no answer from %s: %s", name, _ERRORS.get(code, "unknown"))
+            each.message_id = next((identifier for identifier in self._grid.push_messages([message]) if identifier), "")
+            each.sent_to = node

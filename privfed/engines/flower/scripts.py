@@ -53,9 +53,9 @@ exec nginx -p "$PWD" -c "$PWD/nginx.conf"
 )
 
 RUN = (
-    _BEGIN.format(purpose="Holds the rounds that are missing, and fails loudly: run.sh ROUNDS, the number of all rounds.")
+    _BEGIN.format(purpose="Holds the rounds that are missing, and fails loudly: run.sh ROUNDS [--time-out STEP=SECONDS ...], all rounds.")
     + """\
-exec python -m privfed.engines.flower.control run consortium-app --rounds "$1"
+exec python -m privfed.engines.flower.control run consortium-app --rounds "$@"
 """
 )
 

@@ -4,14 +4,22 @@ Where the server's folder is comes from the environment of the SuperLink, never 
 """
 
 import os
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privfed.engines.coordinator import TimeOuts, coordinate
+from privfed.engines.coordinator import coordinate
+from privfed.engines.exchange import Exchange, TimeOuts
+from privfed.engines.flower.app import TIME_OUT
 from privfed.engines.flower.exchange import FlowerExchange, registered
+from privfed.engines.party_folder import ROUNDS
+from privfed.engines.server_log import ServerLog
+from privfed.errors import CohortError
 from privfed.files import read_pinned
 
 FOLDER = "PRIVFED_FOLDER"
@@ -45,14 +53,35 @@ def coordinate_run(grid: Grid, context: Context) -> None:
     """Holds the rounds that are not held yet; what the server's folder holds already is not done again.
 
     Raises:
-        PrivFedError: If a round could not be held; the run then counts as failed.
-        ValueError: If the environment names no folder, or the run no number of rounds.
+        CohortError: If one of them could not be held; Flower would call the run completed.
+        PrivFedError: As `coordinate`.
+        ValueError: If the environment names no folder.
     """
-    folder = os.environ.get(FOLDER)
-    if not folder:
+    named = os.environ.get(FOLDER)
+    if not named:
         raise ValueError(f"expected the SuperLink to be started with {FOLDER}, the path of the server's folder")
-    rounds = context.run_config["rounds"]
-    if not isinstance(rounds, int) or isinstance(rounds, bool):
-        raise ValueError(f"expected rounds to be a whole number, got {type(rounds).__name__}")  # noqa: TRY004
-    exchange = FlowerExchange(grid, nodes=registered(read_node_keys(Path(folder) / NODES)))
-    coordinate(Path(folder), exchange, rounds=rounds, time_outs=TimeOuts())
+    folder = Path(named)
+    hold_rounds(folder, FlowerExchange(grid, nodes=registered(read_node_keys(folder / NODES))), config=context.run_config)
+
+
+def hold_rounds(folder: Path, exchange: Exchange, *, config: Mapping[str, object]) -> None:
+    """As `coordinate`, and fails if a round failed now.
+
+    Args:
+        folder: The server's.
+        exchange: Carries the bytes.
+        config: `rounds`, the number of all rounds, and a time-out for each step, as in the app's configuration.
+
+    Raises:
+        CohortError: If a round could not be held. The others were, and stay.
+        PrivFedError: As `coordinate`.
+    """
+    rounds: Any = config["rounds"]
+    time_outs: Any = {field.name: config[TIME_OUT + field.name] for field in fields(TimeOuts)}
+    failed_before = len(ServerLog(folder / ROUNDS, used=False).failed)
+    run = coordinate(folder, exchange, rounds=rounds, time_outs=TimeOuts(**time_outs))
+    if failed := run.failed[failed_before:]:
+        raise CohortError(
+            f"{len(failed)} of {rounds} rounds were not held, and nothing of them was opened; the last one: {failed[-1].reason}; what was "
+            "held stays; ask for more rounds to go on"
+        )

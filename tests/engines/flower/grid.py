@@ -33,6 +33,9 @@ class ANode:
     key: bytes = b""
     online_from: float = 0.0
     gone_after: int = 10**9
+    online_again: float = 1.0
+    restarts_after: int = 10**9
+    since: str = "first"
     received: list[Message] = field(default_factory=list)
 
 
@@ -51,7 +54,8 @@ class InProcessGrid(Grid):
         return [number for number, node in self.nodes.items() if time.monotonic() >= node.online_from]
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=number, public_key=self.nodes[number].key) for number in self.get_node_ids()]
+        known = [(number, self.nodes[number]) for number in self.get_node_ids()]
+        return [NodeInfo(node_id=number, public_key=node.key, last_activated_at=node.since) for number, node in known]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         identifiers = []
@@ -61,8 +65,10 @@ class InProcessGrid(Grid):
             node = self.nodes[message.metadata.dst_node_id]
             node.received.append(message)
             if len(node.received) > node.gone_after:
-                node.gone_after, node.online_from = 10**9, time.monotonic() + 1.0
+                node.gone_after, node.online_from = 10**9, time.monotonic() + node.online_again
                 self.replies[identifier] = Message(Error(ErrorCode.NODE_UNAVAILABLE, ""), reply_to=message)
+            elif len(node.received) > node.restarts_after:
+                node.restarts_after, node.since = 10**9, "second"  # before Flower has noticed that it was gone
             elif node.handler is not None:
                 context = Context(run_id=1, node_id=1, node_config=node.config, state=RecordDict(), run_config={})
                 try:

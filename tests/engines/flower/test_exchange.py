@@ -122,6 +122,22 @@ def test_a_node_that_is_restarted_within_the_time_is_asked_again(node: Callable[
     assert [unseal(message.content) for message in restarted.received] == [b"12", b"12"]
 
 
+def test_a_node_that_was_restarted_before_flower_noticed_is_asked_again(node: Callable[[str], ANode]) -> None:
+    restarted = node("bank_a")
+    restarted.restarts_after = 0
+    assert exchange_over({1: restarted}).ask({"bank_a": b"12"}, seconds=10) == {"bank_a": b"21"}
+    assert len(restarted.received) == 2
+
+
+def test_a_node_that_stays_away_is_not_waited_for_until_the_end(node: Callable[[str], ANode], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("privfed.engines.flower.exchange._AWAY_SECONDS", 1.5)
+    away, begun = node("bank_b"), time.monotonic()
+    away.gone_after = 0
+    away.online_again = 1000.0
+    assert exchange_over({1: node("bank_a"), 2: away}).ask(dict.fromkeys(NAMES, b"12"), seconds=1000) == {"bank_a": b"21"}
+    assert 1.5 <= time.monotonic() - begun < 10
+
+
 def test_an_app_that_fails_is_no_answer_and_its_words_are_not_repeated(node: Callable[[str], ANode], caplog: pytest.LogCaptureFixture) -> None:
     def failing(message: Message, context: object) -> Message:
         raise ValueError("secret 0.123")

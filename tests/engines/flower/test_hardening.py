@@ -141,6 +141,8 @@ def test_a_supernode_does_not_speak_to_a_server_with_another_certificate(place: 
     supernode = place.start("misled_bank", "start-supernode.sh")
     place.wait_until_online(supernode)
     assert time.monotonic() - begun < 20, "20 s say nothing if a welcome node takes longer"
+    supernode.process.terminate()
+    supernode.kill()
 
 
 def test_an_app_outside_the_list_is_refused_at_every_bank_and_the_run_fails(place: Place) -> None:
