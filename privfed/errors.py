@@ -39,7 +39,16 @@ class LayoutMismatchError(PrivFedError):
 
 @final
 class ParametersMismatchError(PrivFedError):
-    """Two parties disagree about the encryption parameters or the versions behind them."""
+    """Two parties disagree about the encryption parameters or the versions behind them.
+
+    Args:
+        message: What was refused.
+        names: Those that are in the minority, where it is known who is.
+    """
+
+    def __init__(self, message: str, *, names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.names = names
 
 
 @final

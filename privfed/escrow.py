@@ -1,7 +1,7 @@
 """`EscrowKey`: the one key holder, and how a client opens what it published."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from privfed.aggregation.rules import CumulativeRule
 from privfed.agreement import Agreement, NamedRule, RoundContext
 from privfed.approval import check_digest
 from privfed.contribution.scores import ScoreStore
-from privfed.decision import Decision, Fallback, decide
+from privfed.decision import Decision, decide
 from privfed.digest import RoundDigest, hash_message
 from privfed.errors import (
     AgreementMismatchError,
@@ -23,8 +23,7 @@ from privfed.errors import (
 from privfed.files import make_folder
 from privfed.he.escrow import RunningSum, WholeVector
 from privfed.he.escrow_secret import EscrowKey
-from privfed.he.product import pairs
-from privfed.he.product_secret import Assurance, open_escrowed_products
+from privfed.he.product_secret import open_escrowed_products
 from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.keyholder import Opener, check_all_approved
@@ -34,7 +33,7 @@ from privfed.spool import Spool
 from privfed.trust import EscrowTrust
 from privfed.wire import decode_upload
 from privfed.wire_aggregate import OpenableAggregate, SealedSum, SignedHeads, Total
-from privfed.wire_escrow import Chosen, Opened, decode_opened, decode_request, encode_opened, escrow_trust, read_opened
+from privfed.wire_escrow import Chosen, Weighing, decode_opened, decode_request, encode_opened, read_opened
 
 
 class EscrowHolder:
@@ -179,36 +178,6 @@ class EscrowHolder:
             yield name, vector
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighing:
-    """What everybody may know of how the coefficients of a scored round were found. Public.
-
-    Args:
-        fallback: What was done where the policy did not allow what the rule chose.
-        disclosed: How many inner products the key holder opened.
-        assurance: Name of the `Assurance` of these.
-    """
-
-    fallback: Fallback
-    disclosed: int
-    assurance: str = Assurance.RECOMPUTED.name
-
-
-def weighing(data: bytes, context: RoundContext) -> Weighing | None:
-    """How the coefficients in a key holder's message were found; None if they were agreed.
-
-    Raises:
-        PrivFedError: As `wire_escrow.read_opened`.
-    """
-    return _weighing(read_opened(data, context, escrow_trust(context).key_id))
-
-
-def _weighing(opened: Opened) -> Weighing | None:
-    if opened.chosen is None:
-        return None
-    return Weighing(fallback=opened.chosen.fallback, disclosed=len(pairs(len(opened.message.digest.participants))))
-
-
 class ReleaseOpener(Opener):
     """Takes over what the key holder opened, after the same checks as everywhere. Coefficients that a rule chose are held to the policy.
 
@@ -235,7 +204,7 @@ class ReleaseOpener(Opener):
 
     def _decode(self, data: bytes) -> OpenableAggregate:
         opened = read_opened(data, self._context, self._key_id)
-        self._weighing = _weighing(opened)
+        self._weighing = opened.weighing
         return opened.message
 
     def _decided(self, message: OpenableAggregate) -> RoundDigest:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from privfed.agreement import OpeningPolicy
 from privfed.he.params import CkksParams
-from privfed.round import RoundRecord, Stage
+from privfed.round_record import FailedRound, RoundRecord
 from privfed.strict_json import real
 from privfed.training.evaluate import Evaluation, EvaluationScope
 from privfed.training.mechanism import DpSgd, TrainingMechanism
@@ -46,14 +46,12 @@ class RoundSummary:
 
     def to_json(self) -> dict[str, object]:
         """The summary as JSON values; an infinite epsilon and an undefined metric are null."""
-        fields = asdict(replace(self.record, coefficients=dict(self.record.coefficients)))
-        fields["silent"] = {name: stage.name for name, stage in self.record.silent.items()}
         evaluation: dict[str, object] | None = None
         if self.evaluation is not None:
             evaluation = {name: _finite(value) for name, value in asdict(self.evaluation).items() if name != "scope"}
             evaluation["scope"] = self.evaluation.scope.name
         return {
-            "record": fields,
+            "record": self.record.to_json(),
             "epsilon": {name: _finite(value) for name, value in self.epsilon.items()},
             "grid_error_max": self.grid_error_max,
             "evaluation": evaluation,
@@ -68,14 +66,12 @@ class RoundSummary:
         """
         try:
             _check_kinds(fields)
-            record: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields["record"].items()}
-            record["silent"] = {name: Stage[stage] for name, stage in fields["record"]["silent"].items()}
             evaluation: Evaluation | None = None
             if fields["evaluation"] is not None:
                 metrics = {name: math.nan if value is None else value for name, value in fields["evaluation"].items()}
                 evaluation = Evaluation(**{**metrics, "scope": EvaluationScope[str(metrics["scope"])]})
             summary = cls(
-                record=RoundRecord(**record),
+                record=RoundRecord.from_json(fields["record"]),
                 epsilon={name: math.inf if value is None else value for name, value in fields["epsilon"].items()},
                 grid_error_max=fields["grid_error_max"],
                 evaluation=evaluation,
@@ -88,50 +84,20 @@ class RoundSummary:
 
 
 def _check_kinds(fields: Mapping[str, Any]) -> None:
-    """Refuses a round with a text for a number, or the like, with a ValueError."""
-    record = fields["record"]
+    """Refuses a summary with a text for a number, or the like, with a ValueError."""
     evaluation = {} if fields["evaluation"] is None else fields["evaluation"]
-    counted = [record["round"], *(count for part in ("coefficients", "bytes_up", "bytes_down") for count in record[part].values())]
-    counted += [record[name] for name in ("attempt", "disclosed", "bytes_scoring") if name in record]
-    counted += [evaluation[name] for name in ("positives", "records") if evaluation]
+    counted = [evaluation[name] for name in ("positives", "records") if evaluation]
     counted += [] if fields["grid_error_max"] is None else [fields["grid_error_max"]]
     if not all(type(count) is int and count >= 0 for count in counted):
         raise ValueError("expected whole numbers from 0 where a round counts something, got something else")
     metrics = [value for name, value in evaluation.items() if name != "scope"]
-    for number in (*record["seconds"].values(), *metrics, *fields["epsilon"].values()):
+    for number in (*metrics, *fields["epsilon"].values()):
         if number is not None:
             real(number)
-    texts = [
-        *(record[name] for name in ("assurance", "fallback") if name in record),
-        record["history"],
-        *record["selected"],
-        *record["refused"],
-    ]
-    if (
-        not all(isinstance(text, str) for text in texts)
-        or not isinstance(record["selected"], list)
-        or not isinstance(record["refused"], list)
-    ):
-        raise ValueError("expected names in a round, got something else")
 
 
 def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailedRound:
-    """A round that was not held, because too few answered in time. Nothing was opened; what was trained stays charged.
-
-    Args:
-        round: Number of the round.
-        silent: Clients that did not answer, and from which stage on.
-        reason: What was refused.
-    """
-
-    round: int
-    silent: Mapping[str, Stage]
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

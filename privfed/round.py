@@ -1,73 +1,30 @@
-"""One encrypted round: joins server, clients and key holders, and records what happened.
+"""One encrypted round on one machine: joins server, clients and key holders, and records what happened.
 
 The joint guarantee: every client that opens gets the integer-weighted mean of the uploads that all participants approved, or an
 error; and each upload was paid for in its owner's ledger before training began.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from enum import IntEnum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
 from privfed.agreement import RoundContext
-from privfed.decision import Decision, Fallback
-from privfed.errors import (
-    BudgetExceededError,
-    CohortError,
-    ModelMismatchError,
-    PrivFedError,
-    RoundSkippedError,
-    UnsupportedInThisModeError,
-)
-from privfed.escrow import ReleaseOpener, weighing
+from privfed.decision import Decision
+from privfed.errors import BudgetExceededError, ModelMismatchError, PrivFedError, UnsupportedInThisModeError
+from privfed.escrow import ReleaseOpener
 from privfed.escrow_session import EscrowSession
 from privfed.keyholder import KeyHolder, Opener
+from privfed.phases import Outcome, Reply, RoundServer, Step, hold
 from privfed.quorum import QuorumOpener
+from privfed.round_record import RoundRecord, Stage
 from privfed.scorer import Scorer
 from privfed.session import ClientSession
 from privfed.threshold_session import ThresholdSession
 from privfed.trust import EscrowTrust, ThresholdTrust
-from privfed.update import Aggregate, PlainVector, effective_clients
+from privfed.update import Aggregate, PlainVector
 from privfed.wire_aggregate import SignedHeads
-
-
-class Stage(IntEnum):
-    """What a client does in a round, in this order. Who is silent at one stage is silent for the rest of the round."""
-
-    SETUP = 1
-    UPLOAD = 2
-    APPROVAL = 3
-    OPENING = 4
-
-
-class RoundServer(Protocol):
-    """What a round needs of its server, wherever that runs. `privfed.server.Server` is one."""
-
-    def cohort(self) -> tuple[str, ...]: ...
-    def participants(self) -> tuple[str, ...]: ...
-    def missing_approvals(self) -> tuple[str, ...]: ...
-    def next_history(self) -> bytes: ...
-    def receive_setup(self, data: bytes) -> str: ...
-    def start_uploads(self) -> tuple[str, ...]: ...
-    def receive_commitment(self, data: bytes) -> str: ...
-    def close_commitments(self) -> tuple[str, ...]: ...
-    def committed(self) -> tuple[str, ...]: ...
-    def relay(self, name: str) -> bytes: ...
-    def receive_upload(self, data: bytes) -> str: ...
-    def close(self) -> bytes: ...
-    def receive_approval(self, data: bytes) -> str: ...
-    def products(self) -> bytes: ...
-    def receive_coefficients(self, data: bytes) -> str: ...
-    def coefficients(self) -> Mapping[str, int]: ...
-    def aggregate(self) -> bytes: ...
-    def upload(self, name: str) -> bytes: ...
-    def receive_opened(self, data: bytes) -> None: ...
-    def result(self) -> bytes: ...
-    def receive_abort(self, data: bytes) -> str: ...
-    def received_bytes(self) -> Mapping[str, int]: ...
+from privfed.wire_escrow import Weighing
 
 
 class RoundClient(Protocol):
@@ -206,72 +163,88 @@ class Participant:
         return self.session.abort(context)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundRecord:
-    """What happened in one round. Public.
+def ask(client: RoundClient, step: Step, context: RoundContext, data: bytes, *, name: str) -> Iterator[Reply]:
+    """What a client does with a question of a round, and its reply; none where it has done it in a round before.
 
     Args:
-        round: Number of the round.
-        selected: Clients that were asked to take part.
-        refused: Clients whose privacy budget did not cover the round; they trained nothing.
-        silent: Clients that did not answer in time, and the stage at which they fell silent.
-        history: `RoundDigest.digest` of the round, hexadecimal: the history of the next one. Empty without encryption.
-        coefficients: Integer coefficient of each participant.
-        bytes_up: Bytes that each participant sent.
-        bytes_down: Bytes that each client received.
-        seconds: Wall-clock seconds by phase.
-        disclosed: How many inner products each opener, or the key holder, opened to find the coefficients; 0 where they were agreed.
-        assurance: What these rest on, the name of an `Assurance`; empty without any.
-        fallback: Name of the `Fallback` that was taken; empty without inner products.
-        bytes_scoring: Bytes that each opener received to find the coefficients, which `bytes_down` holds too.
-        attempt: Number of the attempt.
+        client: Who is asked.
+        step: What is asked.
+        context: Agreement, round, attempt and history.
+        data: What the server sends along.
+        name: Of the client.
+
+    Raises:
+        PrivFedError: As the client's methods. Of an aggregate that it refuses, its reply to the server comes first.
+        ValueError: If clients are not asked for this step.
+    """
+    match step:
+        case Step.SETUP:
+            yield Reply(name=name, message=client.setup(context))
+        case Step.COMMIT:
+            yield _charged(name, lambda: client.commit(context))
+        case Step.UPLOAD:
+            if isinstance(context.agreement.trust, EscrowTrust):
+                client.take_commitments(context, data)
+            elif isinstance(context.agreement.trust, ThresholdTrust):
+                client.take_shares(context, data)
+            yield _charged(name, lambda: client.upload(context))
+        case Step.APPROVE:
+            yield Reply(name=name, message=client.approve(context, data))
+        case Step.WEIGH:
+            if context.round not in client.opened_rounds():
+                message, decision = client.weigh(context, data)
+                public = Weighing(fallback=decision.fallback, disclosed=decision.disclosed, assurance=decision.assurance)
+                yield Reply(name=name, message=message, weighing=public, reason=decision.reason)
+        case Step.OPEN:
+            try:
+                client.open(context, data)
+            except PrivFedError:
+                if context.round not in client.opened_rounds():
+                    yield Reply(name=name, outcome=Outcome.ABORTED, message=client.abort(context))
+                raise
+            yield Reply(name=name)
+        case _:
+            raise ValueError(f"expected a step of a round, got {step.name}")
+
+
+def _charged(name: str, train: Callable[[], bytes]) -> Reply:
+    try:
+        return Reply(name=name, message=train())
+    except BudgetExceededError:
+        return Reply(name=name, outcome=Outcome.OVER_BUDGET)
+
+
+class LocalParties:
+    """Clients and key holder in this process, asked one after the other. A refusal of any of them ends the round.
+
+    Args:
+        clients: Every client, by name.
+        silent: Clients that do not answer in time, from a stage on.
+        holder: The key holder, in `EscrowKey` mode.
     """
 
-    round: int
-    selected: tuple[str, ...]
-    refused: tuple[str, ...]
-    silent: Mapping[str, Stage]
-    history: str
-    coefficients: Mapping[str, int]
-    bytes_up: Mapping[str, int]
-    bytes_down: Mapping[str, int]
-    seconds: Mapping[str, float]
-    disclosed: int = 0
-    assurance: str = ""
-    fallback: str = ""
-    bytes_scoring: int = 0
-    attempt: int = 0
+    def __init__(self, clients: Mapping[str, RoundClient], *, silent: Mapping[str, Stage], holder: RoundHolder | None) -> None:
+        self._clients = clients
+        self._holder = holder
+        self.silent = silent
 
     @property
-    def participants(self) -> tuple[str, ...]:
-        """Clients in the aggregate."""
-        return tuple(self.coefficients)
+    def names(self) -> tuple[str, ...]:
+        """See `Parties.names`."""
+        return tuple(self._clients)
 
-    @property
-    def effective_clients(self) -> float:
-        """Effective number of clients in the aggregate."""
-        return effective_clients(tuple(self.coefficients.values()))
+    def ask(self, step: Step, context: RoundContext, questions: Iterable[tuple[str, bytes]]) -> Iterator[Reply]:
+        """See `Parties.ask`. No question is put before the reply to the one before it was taken."""
+        for name, data in questions:
+            yield from ask(self._clients[name], step, context, data, name=name)
 
+    def leave_out(self, name: str, step: Step, error: PrivFedError) -> None:  # noqa: ARG002 (nobody is left out here)
+        """Raises the refusal."""
+        raise error
 
-class Clock:
-    """Adds up wall-clock seconds by phase."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Times what happens inside."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """Seconds so far, by phase."""
-        return dict(self._seconds)
+    def key_holder(self, context: RoundContext, request: bytes, upload: Callable[[str], bytes]) -> bytes | None:
+        """See `Parties.key_holder`."""
+        return None if self._holder is None else self._holder.open(context, request, upload)
 
 
 def run_round(
@@ -283,18 +256,14 @@ def run_round(
     silent: Mapping[str, Stage] = MappingProxyType({}),
     holder: RoundHolder | None = None,
 ) -> RoundRecord:
-    """Runs the phases of one round: setup (and shares), training (and commitments) and upload, digest, approval, aggregate, opening.
-
-    A round that was interrupted, at whatever party, is gone on with where it stood. It is held with those who answer, if the policy
-    holds; their integer weights are apportioned anew. A client whose budget does not cover the round says so, and is told apart
-    from one that is silent.
+    """Runs the phases of one round with parties in this process: see `privfed.phases.hold`.
 
     Args:
         server: The server of this round.
         clients: Every client, by name. All of them open the aggregate; the selected ones take part.
         context: Agreement, round, attempt and history.
         selected: Names of the clients that are asked to take part.
-        silent: Clients that do not answer in time, from a stage on. An engine knows them by its time-outs.
+        silent: Clients that do not answer in time, from a stage on.
         holder: The key holder, in `EscrowKey` mode.
 
     Returns:
@@ -305,125 +274,8 @@ def run_round(
         RoundSkippedError: If the rule found no weights that the policy allows; no aggregate was opened.
         PrivFedError: If a party refuses what another one sent. Of a client that refuses the aggregate the server learns no reason.
     """
-    clock = Clock()
-    trust = context.agreement.trust
-    shares, commits = isinstance(trust, ThresholdTrust), isinstance(trust, EscrowTrust)
-
-    def answers(name: str, stage: Stage) -> bool:
-        return silent.get(name, stage + 1) > stage
-
-    if not server.cohort():
-        with clock.phase("setup"):
-            for name in selected:
-                if answers(name, Stage.SETUP):
-                    server.receive_setup(clients[name].setup(context))
-            server.start_uploads()
-    refused: list[str] = []
-    uploading = [name for name in server.cohort() if answers(name, Stage.UPLOAD)] if not server.participants() else []
-    if commits and uploading:
-        # Who had not committed when the commitments were closed is not asked to train.
-        for name in () if server.committed() else uploading:
-            try:
-                with clock.phase("train and encrypt"):
-                    message = clients[name].commit(context)
-            except BudgetExceededError:
-                refused.append(name)
-                continue
-            server.receive_commitment(message)
-        with _naming(refused):
-            uploading = [name for name in server.close_commitments() if name in uploading]
-    for name in uploading:
-        try:
-            if commits:
-                with clock.phase("commitments"):
-                    clients[name].take_commitments(context, server.relay(name))
-            if shares:
-                with clock.phase("shares"):
-                    clients[name].take_shares(context, server.relay(name))
-            with clock.phase("train and encrypt"):
-                message = clients[name].upload(context)
-        except BudgetExceededError:
-            refused.append(name)
-            continue
-        with clock.phase("receive"):
-            server.receive_upload(message)
-    with clock.phase("approve"):
-        with _naming(refused):
-            digest = server.close()
-        participants = server.participants()
-        for name in server.missing_approvals():
-            if answers(name, Stage.APPROVAL):
-                server.receive_approval(clients[name].approve(context, digest))
-    decision: Decision | None = None
-    products = b""
-    if context.agreement.weighed_by_clients:
-        with clock.phase("multiply"):
-            products = server.products()
-        with clock.phase("weigh"):
-            for name, client in clients.items():
-                if answers(name, Stage.OPENING) and context.round not in client.opened_rounds():
-                    message, decision = client.weigh(context, products)
-                    if name in participants:
-                        server.receive_coefficients(message)
-        if decision is not None and decision.fallback is Fallback.SKIPPED:
-            raise RoundSkippedError(f"round {context.round} is skipped: {decision.reason}; no aggregate was opened")
-    with clock.phase("sum"):
-        request = server.aggregate()
-    if holder is not None:
-        with clock.phase("key holder"):
-            server.receive_opened(holder.open(context, request, server.upload))
-    data = server.result()
-    published = None if holder is None else weighing(data, context)
-    if published is not None and published.fallback is Fallback.SKIPPED:
-        raise RoundSkippedError(
-            f"round {context.round} is skipped: the key holder found no weights that the policy allows; no aggregate was opened"
-        )
-    weighed = published or decision
-    # From here on nothing is counted from what happened in this call alone: the round may have begun before a restart.
-    down = {name: len(digest) + (len(server.relay(name)) if shares or commits else 0) for name in participants}
-    with clock.phase("open"):
-        for name, client in clients.items():
-            if answers(name, Stage.OPENING):
-                try:
-                    client.open(context, data)
-                except PrivFedError:
-                    # Why is the client's own knowledge: an answer that tells a server more helps it to forge.
-                    if context.round not in client.opened_rounds():
-                        server.receive_abort(client.abort(context))
-                    raise
-                down[name] = down.get(name, 0) + len(products) + len(data)
-    coefficients = server.coefficients()
-    up = server.received_bytes()
-    return RoundRecord(
-        round=context.round,
-        selected=tuple(selected),
-        refused=tuple(name for name in server.cohort() if name not in participants and answers(name, Stage.UPLOAD)),
-        silent={name: stage for name, stage in silent.items() if name in selected or stage is Stage.OPENING},
-        history=server.next_history().hex(),
-        coefficients=coefficients,
-        bytes_up={name: up[name] for name in participants},
-        bytes_down={name: down[name] for name in clients if name in down},
-        seconds=clock.seconds,
-        disclosed=0 if weighed is None else weighed.disclosed,
-        assurance="" if weighed is None else weighed.assurance,
-        fallback="" if weighed is None else weighed.fallback.name,
-        bytes_scoring=len(products),
-        attempt=context.attempt,
-    )
-
-
-@contextmanager
-def _naming(refused: Sequence[str]) -> Iterator[None]:
-    """Where too few clients are left, says which of them refused."""
-    try:
-        yield
-    except CohortError as error:
-        if not refused:
-            raise
-        raise CohortError(
-            f"{error}. Refused by {', '.join(refused)}: the privacy budget does not cover the round (privfed ledger show tells what "
-            "was spent)"
-        ) from error
+    parties = LocalParties(clients, silent=silent, holder=holder)
+    return hold(server=server, parties=parties, context=context, selected=selected)
 
 
 def check_same_model(sessions: Sequence[ClientSession]) -> None:

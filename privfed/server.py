@@ -185,7 +185,8 @@ class Server:
             differing = [name for name in cohort if name not in groups[keys]]
             raise ParametersMismatchError(
                 f"{differing} derived another key than {groups[keys]}; nothing was started. Either their shared key is another "
-                "one, or their platform is: SEAL's sampling depends on the C++ library: transport the key"
+                "one, or their platform is: SEAL's sampling depends on the C++ library: transport the key",
+                names=tuple(differing),
             )
         self._spool.put(Phase.SETUP.value, keys[0])
         return cohort

@@ -12,6 +12,7 @@ from privfed.agreement import RoundContext
 from privfed.decision import Fallback
 from privfed.digest import COEFFICIENT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError
+from privfed.he.product import Assurance, pairs
 from privfed.identity import Identity
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
 from privfed.trust import EscrowTrust
@@ -44,6 +45,21 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weighing:
+    """What everybody may know of how the coefficients of a scored round were found. Public.
+
+    Args:
+        fallback: What was done where the policy did not allow what the rule chose.
+        disclosed: How many inner products the openers, or the key holder, opened.
+        assurance: Name of the `Assurance` of these.
+    """
+
+    fallback: Fallback
+    disclosed: int
+    assurance: str = Assurance.RECOMPUTED.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """An authentic message of the key holder.
 
@@ -56,6 +72,13 @@ class Opened:
     request: bytes
     message: OpenableAggregate
     chosen: Chosen | None
+
+    @property
+    def weighing(self) -> Weighing | None:
+        """How the coefficients were found; None if they were agreed."""
+        if self.chosen is None:
+            return None
+        return Weighing(fallback=self.chosen.fallback, disclosed=len(pairs(len(self.message.digest.participants))))
 
 
 def encode_request(
@@ -178,6 +201,15 @@ def escrow_trust(context: RoundContext) -> EscrowTrust:
     if not isinstance(trust, EscrowTrust):
         raise InvalidMessageError
     return trust
+
+
+def weighing(data: bytes, context: RoundContext) -> Weighing | None:
+    """How the coefficients in a key holder's message were found; None if they were agreed.
+
+    Raises:
+        PrivFedError: As `read_opened`.
+    """
+    return read_opened(data, context, escrow_trust(context).key_id).weighing
 
 
 def opened_digest(data: bytes, context: RoundContext, key_id: bytes) -> RoundDigest:

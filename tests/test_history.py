@@ -8,7 +8,7 @@ import pytest
 from privfed.agreement import OpeningPolicy
 from privfed.he.params import CkksParams
 from privfed.history import History, RoundSummary
-from privfed.round import RoundRecord
+from privfed.round_record import RoundRecord
 from privfed.training.mechanism import DpSgd, NonPrivate
 from privfed.update import Layout, PlainVector
 

@@ -36,7 +36,7 @@ from privfed.report.summary import Exposure, Point, best_guess, certainty, expos
 from privfed.report.tables import Held, compared, examples, finding_tone, gain_words, holdings, traffic
 from privfed.report.tone import Tone
 from privfed.report.write import html, markdown, write_report
-from privfed.round import Stage
+from privfed.round_record import Stage
 from privfed.training.mechanism import DpSgd
 from tests.consortia import COLUMNS, OPEN, SCHEMA, consortium, network
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from privfed.round import Stage
+from privfed.round_record import Stage
 
 
 class Absences(Protocol):

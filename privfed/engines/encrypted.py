@@ -14,7 +14,9 @@ from privfed.errors import CohortError, DamagedFileError
 from privfed.escrow import EscrowHolder
 from privfed.escrow_session import EscrowSession
 from privfed.he.threshold import ThresholdKey
-from privfed.round import Participant, RoundRecord, RoundServer, Stage, check_same_model, run_round
+from privfed.phases import RoundServer
+from privfed.round import Participant, check_same_model, run_round
+from privfed.round_record import RoundRecord, Stage
 from privfed.server import Server
 from privfed.session import ClientSession
 from privfed.threshold_session import ThresholdSession

@@ -24,8 +24,8 @@ from privfed.engines.plaintext import PlaintextRounds
 from privfed.engines.site import Site
 from privfed.errors import CohortError, DamagedFileError, RoundSkippedError
 from privfed.he.codec import quantise
-from privfed.history import FailedRound, History, RoundSummary
-from privfed.round import RoundRecord, Stage
+from privfed.history import History, RoundSummary
+from privfed.round_record import FailedRound, RoundRecord, Stage
 from privfed.selection import select_clients
 from privfed.training.evaluate import Evaluation, EvaluationScope, evaluate
 from privfed.training.mechanism import DpSgd
@@ -254,9 +254,7 @@ class Simulation:
                 if not silent and not isinstance(error, RoundSkippedError):
                     raise
                 failed.append(FailedRound(round=number, silent=silent, reason=str(error)))
-                self._log(
-                    {"failed": {"round": number, "silent": {name: stage.name for name, stage in silent.items()}, "reason": str(error)}}
-                )
+                self._log({"failed": failed[-1].to_json()})
                 continue
             summary = RoundSummary(
                 record=record, epsilon=self._epsilon(), grid_error_max=self._grid_error(record, aggregate), evaluation=self._evaluate()
@@ -282,8 +280,7 @@ class Simulation:
                     self._rounds.was_held(summary.record.round, entry["selected"], summary.record)
                     summaries.append(summary)
                 elif "failed" in entry:
-                    silent = {name: Stage[stage] for name, stage in entry["failed"]["silent"].items()}
-                    failed.append(FailedRound(round=entry["failed"]["round"], silent=silent, reason=entry["failed"]["reason"]))
+                    failed.append(FailedRound.from_json(entry["failed"]))
                 else:
                     seed = entry["selection"]
         except (ValueError, TypeError, LookupError, AttributeError) as error:

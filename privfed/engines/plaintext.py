@@ -22,7 +22,7 @@ from privfed.engines.plain_site import PlainSite
 from privfed.errors import BudgetExceededError, CohortError
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
-from privfed.round import Clock, RoundRecord, Stage
+from privfed.round_record import Clock, RoundRecord, Stage
 from privfed.state import ModelState
 from privfed.update import Aggregate, Layout, PlainVector, Update
 

@@ -20,6 +20,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,13 @@ Read = Callable[[int, int], bytes]
 
 # Accumulators of so many pairs, of 400 kB each, are held at a time.
 _PAIRS_AT_ONCE = 512
+
+
+class Assurance(Enum):
+    """Why an opener may believe that a product is the product of two signed uploads."""
+
+    RECOMPUTED = "the opener multiplied the signed uploads itself"
+    HONEST_BUT_CURIOUS = "the server multiplied, and is trusted to have multiplied what it says"
 
 
 def pairs(count: int) -> tuple[tuple[int, int], ...]:

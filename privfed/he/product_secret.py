@@ -6,7 +6,6 @@ hides and an own one would show, is never decoded for anybody.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +16,13 @@ from privfed.he.additive import CkksVector
 from privfed.he.codec import interpolate, unpack_words
 from privfed.he.escrow import WholeVector
 from privfed.he.escrow_secret import EscrowKey
-from privfed.he.product import MaskedProducts, pairs, unmasked_products
+from privfed.he.product import Assurance, MaskedProducts, pairs, unmasked_products
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import RoundKey
 
 # Masked coefficients that are compared, and the distance, as a share of the modulus, below which two of them are close: products are
 # below 2^-12 of it, so those under one mask are all close, and those under two are with a probability of 2^-10 each.
 _COMPARED, _CLOSE = 64, 2.0**-11
-
-
-class Assurance(Enum):
-    """Why an opener may believe that a product is the product of two signed uploads."""
-
-    RECOMPUTED = "the opener multiplied the signed uploads itself"
-    HONEST_BUT_CURIOUS = "the server multiplied, and is trusted to have multiplied what it says"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)

@@ -12,7 +12,7 @@ from privfed.audit.findings import Audit
 from privfed.dp.statement import PrivacyStatement
 from privfed.history import History
 from privfed.report.checks import Check, audit_checks, budget_checks, delta_checks, run_checks, statement_checks
-from privfed.round import Stage
+from privfed.round_record import Stage
 
 _DISTRIBUTIONS = ("privfed", "tenseal", "opacus", "dp-accounting", "torch", "numpy")
 

@@ -12,7 +12,7 @@ from privfed.consortium import Consortium, Plaintext
 from privfed.engines.local import Simulation, simulate
 from privfed.errors import HistoryMismatchError, UnsupportedInThisModeError
 from privfed.he.secret import SharedKey
-from privfed.round import Stage
+from privfed.round_record import Stage
 from privfed.training.objective import FedProx
 from privfed.training.randomness import _SeededRandomness
 from privfed.training.scaffold import Scaffold

@@ -39,7 +39,8 @@ from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
 from privfed.identity import Identity
 from privfed.release import open_release
-from privfed.round import Stage, run_round
+from privfed.round import run_round
+from privfed.round_record import Stage
 from privfed.server import Server
 from privfed.training.scaffold import Scaffold
 from privfed.update import Update

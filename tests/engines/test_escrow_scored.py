@@ -31,14 +31,14 @@ from privfed.errors import (
     TamperedAggregateError,
     UnsupportedInThisModeError,
 )
-from privfed.escrow import EscrowHolder, weighing
+from privfed.escrow import EscrowHolder
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.product_params import ProductParams
 from privfed.release import seal_release
 from privfed.report.tables import traffic
-from privfed.round import Stage
+from privfed.round_record import Stage
 from privfed.wire_aggregate import SealedSum
-from privfed.wire_escrow import Chosen, encode_opened, encode_request, read_opened
+from privfed.wire_escrow import Chosen, encode_opened, encode_request, read_opened, weighing
 from tests.engines.test_escrow import Halted
 from tests.engines.test_threshold import Crash, Script
 

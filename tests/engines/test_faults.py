@@ -22,7 +22,8 @@ from privfed.errors import (
     TamperedAggregateError,
 )
 from privfed.he.secret import SharedKey
-from privfed.round import Participant, Stage
+from privfed.round import Participant
+from privfed.round_record import Stage
 from privfed.server import Server
 from privfed.update import PlainVector
 from privfed.wire import decode_abort

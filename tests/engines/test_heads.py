@@ -17,7 +17,7 @@ from privfed.dp.mechanism import Budget
 from privfed.engines.local import simulate
 from privfed.errors import AgreementMismatchError, BudgetExceededError, LedgerTamperedError
 from privfed.he.secret import SharedKey
-from privfed.round import Stage
+from privfed.round_record import Stage
 from tests.engines.conftest import MECHANISM, table
 from tests.engines.test_faults import Script
 

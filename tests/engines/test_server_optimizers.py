@@ -11,7 +11,7 @@ from privfed.consortium import Consortium, Plaintext
 from privfed.engines.local import Simulation, simulate
 from privfed.errors import AgreementMismatchError
 from privfed.he.secret import SharedKey
-from privfed.round import Stage
+from privfed.round_record import Stage
 from privfed.training.scaffold import Scaffold
 
 Make = Callable[..., Consortium]

@@ -32,7 +32,8 @@ from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
 from privfed.he.threshold import OnePolynomialVector, ThresholdKey, key_id
 from privfed.keys.party import ENCRYPTION
-from privfed.round import Participant, Stage
+from privfed.round import Participant
+from privfed.round_record import Stage
 from privfed.server import Phase, Server
 from privfed.threshold_session import ThresholdSession
 from privfed.training.scaffold import Scaffold

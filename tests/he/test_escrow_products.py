@@ -19,8 +19,9 @@ from privfed.he.codec import dequantise, quantise, unpack_words, weighted_words
 from privfed.he.escrow import RunningSum, WholeVector, check_whole_chunk, unpack_public_key
 from privfed.he.escrow_secret import EscrowKey, encrypt_to_holder
 from privfed.he.params import CkksParams
+from privfed.he.product import Assurance
 from privfed.he.product_params import ProductParams
-from privfed.he.product_secret import Assurance, open_escrowed_products
+from privfed.he.product_secret import open_escrowed_products
 from privfed.update import Layout
 
 SESSION = b"session of tests"

@@ -22,9 +22,9 @@ from privfed.he import _seal_public, product
 from privfed.he.additive import weighted_sum
 from privfed.he.codec import dequantise, gather, interpolate, pack_words, quantise, unpack_words
 from privfed.he.params import FRESH_NOISE_VARIANCE, SEED_BYTES, CkksParams
-from privfed.he.product import MaskedProducts, ZeroSumMask, check_public_key, masked_products, pairs, unmasked_products
+from privfed.he.product import Assurance, MaskedProducts, ZeroSumMask, check_public_key, masked_products, pairs, unmasked_products
 from privfed.he.product_params import ProductParams
-from privfed.he.product_secret import Assurance, open_own_products, open_products
+from privfed.he.product_secret import open_own_products, open_products
 from privfed.he.profiles import STANDARD
 from privfed.he.secret import RoundKey, check_sum, open_sum
 from privfed.he.sketch import arranged, chunk_signs, restored, standard_error

@@ -19,7 +19,8 @@ from privfed.keyholder import KeyHolder
 from privfed.keys.chain import KeyChain, read_facts
 from privfed.keys.roster import PinnedRoster
 from privfed.protect import round_key
-from privfed.round import Participant, Stage, run_round
+from privfed.round import Participant, run_round
+from privfed.round_record import Stage
 from privfed.server import Server
 from privfed.session import ClientSession
 from privfed.training.loss import binary_cross_entropy

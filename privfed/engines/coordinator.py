@@ -1,0 +1,216 @@
+"""The server's side of a whole run with parties on other machines. It loads no torch and no secret key."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from privfed.agreement import RoundContext
+from privfed.engines.correspondence import Correspondence
+from privfed.engines.exchange import Exchange, TimeOuts
+from privfed.engines.metrics import EventLog, Metrics
+from privfed.engines.party_folder import ROUNDS, SPOOL, own_identity, read_agreement
+from privfed.engines.remote import RemoteParties
+from privfed.engines.server_log import ServerLog
+from privfed.errors import CohortError, DamagedFileError, ParametersMismatchError
+from privfed.files import FolderLock, make_folder, sweep
+from privfed.phases import Step, hold
+from privfed.round_record import FailedRound, RoundRecord, Stage
+from privfed.server import Server
+from privfed.trust import EscrowTrust
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatedRun:
+    """What a server knows of a run. Public.
+
+    Args:
+        rounds: A record per round that was held.
+        failed: Rounds that were not held.
+    """
+
+    rounds: tuple[RoundRecord, ...]
+    failed: tuple[FailedRound, ...]
+
+
+def coordinate(
+    folder: Path,
+    exchange: Exchange,
+    *,
+    rounds: int,
+    time_outs: TimeOuts | None = None,
+    progress: Callable[[RoundRecord], None] | None = None,
+) -> CoordinatedRun:
+    """Holds rounds with parties on other machines, from the server's folder, and goes on where that stands.
+
+    At each step all clients are asked at once. Who does not answer in time is silent for the rest of the round; the round goes on with the
+    others if the policy allows it, and else is recorded as failed, with nothing opened. A client that missed rounds is sent what it
+    missed, in order, before it is asked to take part.
+
+    Args:
+        folder: The server's; see `privfed.engines.party_folder`. One process at a time works in it.
+        exchange: Carries the bytes.
+        rounds: Number of all rounds, those in the folder among them, at least 1.
+        time_outs: How long answers are waited for; left out, `TimeOuts()`.
+        progress: Is called with the record of each round that was held.
+
+    Returns:
+        What happened, in all rounds.
+
+    Raises:
+        CohortError: If none of the rounds could be held.
+        AgreementMismatchError: If the key in the folder is not that of the agreement's server.
+        OpeningRefusedError: If every client refuses what the server made of a round; it is not gone on.
+        PrivFedError: If the folder is damaged or in use.
+        ValueError: If `rounds` is below 1.
+    """
+    if rounds < 1:
+        raise ValueError(f"expected at least 1 round, got {rounds}")
+    with _Coordinator(folder, exchange, time_outs or TimeOuts()) as coordinator:
+        return coordinator.run(rounds, progress)
+
+
+class _Coordinator:
+    def __init__(self, folder: Path, exchange: Exchange, time_outs: TimeOuts) -> None:
+        self._agreement = read_agreement(folder)
+        self._identity = own_identity(folder, [self._agreement.roster.server])
+        self._lock = FolderLock(folder)
+        try:
+            self._spool = folder / SPOOL
+            make_folder(self._spool)
+            for place in (folder, *(path for path in self._spool.iterdir() if path.is_dir())):
+                sweep(place)
+            self._log = ServerLog(folder / ROUNDS, used=any(stored.is_file() for stored in self._spool.rglob("*")))
+            self._events = EventLog(folder, party=self._identity.name)
+            self._metrics = Metrics(folder, party=self._identity.name)
+            self._correspondence = Correspondence(
+                exchange, identity=self._identity, time_outs=time_outs, events=self._events, metrics=self._metrics
+            )
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def run(self, rounds: int, progress: Callable[[RoundRecord], None] | None) -> CoordinatedRun:
+        log = self._log
+        self._events.write("started", rounds=rounds, held=len(log.held), failed=len(log.failed))
+        for number in range(len(log.held) + len(log.failed), rounds):
+            try:
+                record = self._hold(number)
+            except CohortError as error:
+                silent = log.silent(number, attempt=len(log.abandoned(number)))
+                log.add_failed(FailedRound(round=number, silent=silent, reason=str(error)))
+                self._events.write("round failed", round=number, reason=str(error))
+            else:
+                log.add_held(record)
+                self._events.write("round held", round=number, attempt=record.attempt, participants=list(record.participants))
+                if progress is not None:
+                    progress(record)
+            self._write_metrics()
+        self._write_metrics()
+        if not log.held:
+            raise CohortError(f"none of {rounds} rounds could be held; the last one: {log.failed[-1].reason}")
+        return CoordinatedRun(rounds=tuple(log.held), failed=tuple(log.failed))
+
+    def _write_metrics(self) -> None:
+        self._metrics.set("rounds_held", len(self._log.held))
+        self._metrics.set("rounds_failed", len(self._log.failed))
+        if self._log.held:
+            self._metrics.set("round_last", self._log.held[-1].round)
+        self._metrics.write()
+
+    def _hold(self, number: int) -> RoundRecord:
+        """Holds a round, in as many attempts as it takes: each one is given up for another reason, or another client."""
+        log, roster = self._log, self._agreement.roster
+        while True:
+            abandoned = log.abandoned(number)
+            context = RoundContext(agreement=self._agreement, round=number, attempt=len(abandoned), history=log.history(number))
+            server = self._server(context)
+            announced = bool(server.participants())
+            statuses = self._statuses(context)
+            left_out = {name for attempt in abandoned for name in attempt["left_out"]}
+            lost = [name for name, facts in statuses.items() if facts.get("secret_lost") is True and name not in left_out]
+            if lost and not announced:
+                # Once for each client: one that always says so is left out instead of being asked for ever.
+                again = {name for attempt in abandoned for name in attempt["by"]}
+                log.add_abandoned(context, by=lost, left_out=sorted(again & set(lost)), reason="a client lost its secret of the attempt")
+                continue
+            behind = self._catch_up(number, statuses)
+            for name, reason in behind.items():
+                self._events.write("left out", round=number, of=name, reason=reason)
+            silent = dict.fromkeys((name for name in roster.names if name not in statuses or name in left_out), Stage.SETUP)
+            if announced:
+                silent = {
+                    name: stage for name, stage in log.silent(number, attempt=context.attempt).items() if stage <= Stage.UPLOAD
+                } | silent
+            present = [name for name in roster.names if name not in behind]
+            for name, stage in silent.items():
+                log.add_silent(context, name, stage)
+
+            def fell_silent(name: str, stage: Stage, context: RoundContext = context) -> None:
+                log.add_silent(context, name, stage)
+
+            parties = RemoteParties(self._correspondence, names=present, silent=silent, events=self._events, fell_silent=fell_silent)
+            try:
+                return hold(server=server, parties=parties, context=context, selected=present)
+            except ParametersMismatchError as error:
+                if not error.names:
+                    raise
+                self._events.write("attempt given up", round=number, attempt=context.attempt, of=list(error.names), reason=str(error))
+                log.add_abandoned(context, by=[], left_out=error.names, reason=str(error))
+
+    def _server(self, context: RoundContext) -> Server:
+        return Server(context=context, identity=self._identity, selected=self._agreement.roster.names, spool=self._spool)
+
+    def _statuses(self, context: RoundContext) -> dict[str, Mapping[str, Any]]:
+        """What the clients that are there say of themselves.
+
+        Raises:
+            CohortError: If there is a key holder, and it is not there: then nobody is to train.
+        """
+        trust, names = self._agreement.trust, self._agreement.roster.names
+        holder = (trust.holder.name,) if isinstance(trust, EscrowTrust) else ()
+        answers = self._correspondence.ask(Step.STATUS, context, [(name, b"") for name in (*names, *holder)])
+        there = {answer.name: answer.facts for answer in answers if not answer.refusal}
+        if any(name not in there for name in holder):
+            raise CohortError("the key holder does not answer; nobody was asked to train; start it")
+        return {name: there[name] for name in names if name in there}
+
+    def _catch_up(self, number: int, statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """Sends the rounds that clients missed, in their order. Returns who cannot take part for all that, and why."""
+        behind: dict[str, str] = {}
+        held: dict[str, set[int]] = {}
+        known = {record.round for record in self._log.held}
+        for name, facts in statuses.items():
+            rounds = facts.get("rounds")
+            if not isinstance(rounds, list) or not set(map(type, rounds)) <= {int} or set(rounds) - known - {number}:
+                behind[name] = "it holds rounds that this server does not know"
+            else:
+                held[name] = set(rounds)
+        for record in self._log.held:
+            missing = [name for name, rounds in held.items() if name not in behind and record.round not in rounds]
+            if not missing:
+                continue
+            context = RoundContext(
+                agreement=self._agreement, round=record.round, attempt=record.attempt, history=self._log.history(record.round)
+            )
+            server = self._server(context)
+            try:
+                products = server.products() if self._agreement.weighed_by_clients else b""
+                data = server.result()
+            except (CohortError, DamagedFileError):
+                behind |= dict.fromkeys(missing, f"it missed round {record.round}, which this server has lost")
+                continue
+            if products:
+                list(self._correspondence.ask(Step.WEIGH, context, [(name, products) for name in missing]))
+            answers = self._correspondence.ask(Step.OPEN, context, [(name, data) for name in missing])
+            opened = {answer.name for answer in answers if not answer.refusal}
+            behind |= {name: f"it has not opened round {record.round}, which it missed" for name in missing if name not in opened}
+            self._events.write("caught up", round=record.round, parties=[name for name in missing if name in opened])
+        return behind
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._lock.release()

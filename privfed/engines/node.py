@@ -1,0 +1,157 @@
+"""One bank, or the key holder, on its own machine: it answers what the server asks, one request at a time, from its own folder."""
+
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from privfed.engines.envelope import Answer, Request, open_request, seal_answer
+from privfed.engines.metrics import EventLog, Metrics
+from privfed.engines.party_folder import ROUNDS, answering_parties, own_identity, read_agreement
+from privfed.engines.run_log import RunLog
+from privfed.errors import (
+    AgreementMismatchError,
+    BudgetExceededError,
+    HistoryMismatchError,
+    InvalidMessageError,
+    KeyErasedError,
+    PrivFedError,
+)
+from privfed.files import FolderLock, sweep
+from privfed.phases import Step
+
+if TYPE_CHECKING:
+    from privfed.engines.bank import Bank
+    from privfed.engines.holder import Holder
+
+# What a server may know of a refusal: its kind, and only of these. Why an aggregate was not opened it does not learn at all.
+_TOLD = (AgreementMismatchError, BudgetExceededError, HistoryMismatchError, InvalidMessageError, KeyErasedError)
+_UNTOLD = (Step.WEIGH, Step.OPEN, Step.HOLD)
+
+
+class Node:
+    """Opens a party's folder, and answers requests until it is closed.
+
+    What it answers is signed by the party. A refusal is an answer too: it says of which kind it is and no more; the reason is in the
+    party's own `events.jsonl`. Which party it is follows from the key in the folder.
+
+    Args:
+        folder: The party's, on its own disk; see `privfed.engines.party_folder`. One node at a time works in it.
+
+    Raises:
+        AgreementMismatchError: If the key is of no party of the agreement.
+        PrivFedError: If something in the folder is not as agreed, damaged or in use; nothing was done.
+        OSError: If a file cannot be read, or others may read or write what they must not.
+        ValueError: If a file holds something else.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._agreement = read_agreement(folder)
+        self._identity = own_identity(folder, answering_parties(self._agreement).values())
+        self._one_at_a_time = threading.Lock()
+        self._folder_lock = FolderLock(folder)
+        try:
+            sweep(folder)
+            self._events = EventLog(folder, party=self._identity.name)
+            self._metrics = Metrics(folder, party=self._identity.name)
+            self._rounds = RunLog(folder / ROUNDS)
+            self._recorded = {entry["opened"]["round"] for entry in self._rounds.entries(used=False)}
+            self._party = self._open(folder)
+        except BaseException:
+            self._folder_lock.release()
+            raise
+        self._agreement = self._party.agreement
+        self._events.write("started", session=self._agreement.session.hex(), seeded=self._party.seeded)
+
+    def _open(self, folder: Path) -> "Bank | Holder":
+        if self._identity.name in self._agreement.roster.names:
+            from privfed.engines.bank import Bank  # noqa: PLC0415 # a key holder does without torch
+
+            return Bank(folder, agreement=self._agreement, identity=self._identity)
+        from privfed.engines.holder import Holder  # noqa: PLC0415 # a bank does without the key holder's code
+
+        return Holder(folder, agreement=self._agreement, identity=self._identity)
+
+    @property
+    def name(self) -> str:
+        """The party's name in the agreement. Public."""
+        return self._identity.name
+
+    def answer(self, request: bytes) -> bytes:
+        """What the party answers to a request, or to any other bytes.
+
+        The same request again gets the same answer, as far as it can: nothing is trained, charged or opened for it a second time.
+
+        Raises:
+            FolderInUseError: If the node was closed.
+        """
+        with self._one_at_a_time:
+            self._folder_lock.check()
+            begun = time.monotonic()
+            asked: Request | None = None
+            self._metrics.add("received_bytes", len(request))
+            try:
+                asked = open_request(request, self._agreement)
+                answer, kept_back = self._party.answer(asked)
+                if kept_back is not None:
+                    self._refused(asked, kept_back)
+                self._record(asked, answer)
+            except (PrivFedError, ValueError, OSError) as error:
+                answer = Answer(name=self.name, refusal=_told(asked, error))
+                self._refused(asked, error)
+            reply = seal_answer(answer, request, self._identity)
+            step = "INVALID" if asked is None else asked.step.name
+            self._metrics.add("requests", label=step)
+            self._metrics.add("seconds", time.monotonic() - begun, label=step)
+            self._metrics.add("sent_bytes", len(reply))
+            self._metrics.write()
+            return reply
+
+    def _refused(self, request: Request | None, error: Exception) -> None:
+        place = {} if request is None else _place(request)
+        # Errors of privfed hold no private value; what another library says of a file or a number is not known to.
+        reason = str(error) if isinstance(error, PrivFedError) else ""
+        self._events.write("refused", **place, kind=type(error).__name__, reason=reason)
+        self._metrics.add("refusals", label=type(error).__name__)
+
+    def _record(self, request: Request, answer: Answer) -> None:
+        self._events.write("answered", **_place(request), refusal=answer.refusal)
+        if answer.refusal or answer.facts:
+            return
+        opened = self._party.opened(request)
+        if opened is not None and request.context.round not in self._recorded:
+            self._rounds.append({"opened": opened})
+            self._recorded.add(request.context.round)
+            self._events.write("round opened", **_place(request))
+        self._metrics.set("rounds_held", len(self._recorded))
+        if self._recorded:
+            self._metrics.set("round_last", max(self._recorded))
+        if (epsilon := self._party.epsilon) is not None:
+            self._metrics.set("epsilon_spent", epsilon)
+
+    def close(self) -> None:
+        """Lets go of the folder, so that another node may work in it. Waits for the answer that is being made."""
+        with self._one_at_a_time:
+            if self._folder_lock.release.alive:
+                self._party.close()
+                self._events.write("stopped")
+                self._metrics.write()
+                self._folder_lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+
+def _place(request: Request) -> dict[str, object]:
+    return {"step": request.step.name, "round": request.context.round, "attempt": request.context.attempt}
+
+
+def _told(request: Request | None, error: Exception) -> str:
+    """The kind of a refusal as the server may know it."""
+    if isinstance(error, _TOLD) and (request is None or request.step not in _UNTOLD):
+        return type(error).__name__
+    return PrivFedError.__name__
