@@ -20,6 +20,7 @@ FOLDER = "consortium-app"
 TIME_OUT = "time-out-"
 """In front of the name of a step: key of its time-out in the app's configuration, in seconds."""
 
+_TIME_OUTS = "\n".join(f"{TIME_OUT}{name} = {seconds}" for name, seconds in asdict(TimeOuts()).items())
 _FILES = {
     "pyproject.toml": f"""\
 [build-system]
@@ -42,7 +43,8 @@ clientapp = "consortium_app.client:app"
 
 [tool.flwr.app.config]
 rounds = 1
-{"".join(f"{TIME_OUT}{name} = {seconds}\n" for name, seconds in asdict(TimeOuts()).items())}""",
+{_TIME_OUTS}
+""",
     "consortium_app/__init__.py": "",
     "consortium_app/server.py": "from privfed.engines.flower import server\n\napp = server.app\n",
     "consortium_app/client.py": "from privfed.engines.flower import client\n\napp = client.app\n",
