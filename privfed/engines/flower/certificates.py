@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME = datetime.timedelta(days=365)
 
@@ -28,7 +28,7 @@ def server_certificate(host: str, *, now: datetime.datetime) -> tuple[bytes, byt
     """
     authority_key, key = generate_private_key(SECP384R1()), generate_private_key(SECP384R1())
     authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "privfed local authority")])
-    usage = {name: False for name in _USAGES}
+    usage = dict.fromkeys(_USAGES, False)
     authority = (
         _builder(authority_name, authority_name, authority_key, now)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -40,7 +40,7 @@ def server_certificate(host: str, *, now: datetime.datetime) -> tuple[bytes, byt
         _builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "privfed server")]), authority_name, key, now)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.KeyUsage(**usage | {"digital_signature": True}), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA384())

@@ -147,7 +147,7 @@ class FlowerExchange:
                     del asked[name]
                 continue
             each.missed_since = None
-            message = Message(seal(each.request), node.node_id, "train", ttl=seconds)
+            message = Message(seal(each.request), node.node_id, "train", ttl=seconds, group_id=name)
             # One at a time: one push of all would hold every party's request in memory at once, and fail for all together.
             each.message_id = next((identifier for identifier in self._grid.push_messages([message]) if identifier), "")
             each.sent_to = node

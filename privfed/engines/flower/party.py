@@ -15,6 +15,11 @@ from privfed.engines.node import Node
 from privfed.errors import PrivFedError
 
 
+def _say_ready() -> None:
+    sys.stderr.write("privfed: the node listens\n")
+    sys.stderr.flush()
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Opens the folder and answers until it is told to stop."""
     parser = argparse.ArgumentParser(prog="python -m privfed.engines.flower.party", description=__doc__, allow_abbrev=False)
@@ -25,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         with closing(Node(known.folder)) as node:
-            serve(node, known.socket, ready=lambda: print("privfed: the node listens", file=sys.stderr, flush=True))  # noqa: T201
+            serve(node, known.socket, ready=_say_ready)
     except (PrivFedError, OSError, ValueError) as error:
         sys.exit(f"privfed: {error}")
 

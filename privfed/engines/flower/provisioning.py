@@ -32,7 +32,7 @@ def write(deployment: "Deployment", folder: Path) -> None:
         FileExistsError: If a file is there already; it stays as it is.
     """
     server = folder / _SERVER / _FOLDER
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     authority, certificate, key = server_certificate(deployment.host, now=now)
     app = write_app(server)
     allowed = f"{bundle_hash(app)}  # the app of privfed {deployment.versions['privfed']}\n".encode()
@@ -72,7 +72,11 @@ def problems(folder: Path, deployment: "Deployment") -> list[str]:
             found += _expired(place / name)
     if is_server:
         registered = {path.stem for path in (place / "nodes").glob("*.pub")}
-        found += [f"the SuperNode of {name} is not registered: nodes/{name}.pub is missing" for name in deployment.parties if name not in registered]
+        found += [
+            f"the SuperNode of {name} is not registered: nodes/{name}.pub is missing"
+            for name in deployment.parties
+            if name not in registered
+        ]
         found += [f"nodes/{name}.pub is of nobody in the consortium: remove it" for name in sorted(registered - set(deployment.parties))]
         configuration = (place / "nginx.conf").read_text()
         if configuration != scripts.proxy_configuration(port=deployment.port):
@@ -82,7 +86,9 @@ def problems(folder: Path, deployment: "Deployment") -> list[str]:
         apps = read_apps(place / "apps.sha256")
     except (OSError, ValueError) as error:
         return [*found, f"apps.sha256: {error}"]
-    return found + ([] if apps == {installed_hash()} else ["apps.sha256 allows another app than that of the privfed that is installed here"])
+    return found + (
+        [] if apps == {installed_hash()} else ["apps.sha256 allows another app than that of the privfed that is installed here"]
+    )
 
 
 def _missing_settings(place: Path) -> list[str]:
@@ -98,7 +104,7 @@ def _missing_settings(place: Path) -> list[str]:
 
 
 def _expired(path: Path) -> list[str]:
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     certificate = x509.load_pem_x509_certificate(path.read_bytes())
     if now > certificate.not_valid_after_utc:
         return [f"{path.name} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: get a new one"]

@@ -9,17 +9,12 @@ expectation about it is checked before the node starts.
 import argparse
 import hashlib
 import inspect
-import os
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
-
-# Read by flwr when it is imported; inherited by the processes that it starts.
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 
 from flwr.cli.config_utils import get_fab_metadata
 from flwr.supercore.constant import TaskType
@@ -80,15 +75,15 @@ def guard(apps: Collection[str], *, refused: Callable[[str], None]) -> None:
             f"apps can be held to a list with Flower {_VERSION}* only, and {package_version} is installed; nothing was started; "
             f"install flwr=={_VERSION}*"
         )
-    pull = internals._pull_and_store_message  # noqa: SLF001 -- no public seam
+    pull = internals._pull_and_store_message
     runs: dict[int, Any] = {}
 
-    def checked(*, get_run: Callable[[int], Any], get_fab: Callable[[str, int], Any], trusted_entities: object, **others: object) -> object:
-        def run_of(run_id: int) -> Any:  # noqa: ANN401 -- Flower's type
+    def checked(*, get_run: Callable[[int], Any], get_fab: Callable[[str, int], Any], **others: object) -> object:
+        def run_of(run_id: int) -> Any:
             runs[run_id] = get_run(run_id)
             return runs[run_id]
 
-        def bundle_of(fab_hash: str, run_id: int) -> Any:  # noqa: ANN401 -- Flower's type
+        def bundle_of(fab_hash: str, run_id: int) -> Any:
             bundle = get_fab(fab_hash, run_id)
             run = runs.pop(run_id)
             if reason := _objection(bundle, run, apps):
@@ -97,13 +92,18 @@ def guard(apps: Collection[str], *, refused: Callable[[str], None]) -> None:
                 return replace(bundle, content=b"", verifications={})
             return replace(bundle, verifications={"valid_license": "true"})
 
-        return pull(get_run=run_of, get_fab=bundle_of, trusted_entities={"privfed": "allow-list"}, **others)
+        return pull(**others | {"get_run": run_of, "get_fab": bundle_of, "trusted_entities": {"privfed": "allow-list"}})
 
-    internals._pull_and_store_message = checked  # noqa: SLF001
-    internals._verify_fab = lambda fab, trusted_entities: is_allowed(fab, apps)  # noqa: ARG005, SLF001
+    internals._pull_and_store_message = checked
+
+    def verified(fab: Any, trusted_entities: object) -> bool:  # noqa: ARG001 -- Flower's type, and its call
+        return is_allowed(fab, apps)
+
+    internals._pull_and_store_message = checked
+    internals._verify_fab = verified
 
 
-def _objection(bundle: _Bundle, run: Any, apps: Collection[str]) -> str:  # noqa: ANN401 -- Flower's type
+def _objection(bundle: _Bundle, run: Any, apps: Collection[str]) -> str:
     digest = hashlib.sha256(bundle.content).hexdigest()
     if not is_allowed(bundle, apps):
         return f"the app {digest} is not among the allowed ones"
@@ -115,6 +115,11 @@ def _objection(bundle: _Bundle, run: Any, apps: Collection[str]) -> str:  # noqa
     return ""
 
 
+def _say(reason: str) -> None:
+    sys.stderr.write(f"privfed: refused: {reason}; nothing was run\n")
+    sys.stderr.flush()
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Reads the list and starts the SuperNode with the other arguments."""
     parser = argparse.ArgumentParser(prog="python -m privfed.engines.flower.supernode", description=__doc__, allow_abbrev=False)
@@ -124,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if named := [given for given in others if given.startswith("--") and any(f.startswith(given.partition("=")[0]) for f in _FORBIDDEN)]:
         parser.error(f"{', '.join(named)} would undo what this command is for")
     try:
-        guard(read_apps(known.apps), refused=lambda reason: print(f"privfed: refused: {reason}; nothing was run", file=sys.stderr, flush=True))  # noqa: T201
+        guard(read_apps(known.apps), refused=_say)
     except (RuntimeError, ValueError, OSError) as error:
         parser.error(str(error))
     sys.argv = ["flower-supernode", *others]

@@ -73,7 +73,7 @@ class InProcessGrid(Grid):
                 context = Context(run_id=1, node_id=1, node_config=node.config, state=RecordDict(), run_config={})
                 try:
                     reply = node.handler(message, context)
-                except Exception as error:  # as Flower's runner does
+                except Exception as error:  # noqa: BLE001 -- as Flower's runner does
                     reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
                 if reply is not None:
                     self.replies[identifier] = reply

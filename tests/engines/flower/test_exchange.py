@@ -14,24 +14,24 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install privfed[flower]")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict  # noqa: E402
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from privfed.engines.flower import client  # noqa: E402
-from privfed.engines.flower.doorway import ask, serve  # noqa: E402
-from privfed.engines.flower.envelope import seal, unseal  # noqa: E402
-from privfed.engines.flower.exchange import FlowerExchange, registered  # noqa: E402
-from privfed.errors import InvalidMessageError  # noqa: E402
-from tests.engines.flower.grid import ANode, InProcessGrid, a_task  # noqa: E402
+from privfed.engines.flower import client
+from privfed.engines.flower.doorway import ask, serve
+from privfed.engines.flower.envelope import seal, unseal
+from privfed.engines.flower.exchange import FlowerExchange, registered
+from privfed.errors import InvalidMessageError
+from tests.engines.flower.grid import ANode, InProcessGrid, a_task
 
 NAMES = ("bank_a", "bank_b", "bank_c")
 
 
-class Stopped(Exception):
+class NodeStoppedError(Exception):
     """Ends a node's thread."""
 
 
 def until_stopped(socket: Path, ready: threading.Event) -> None:
-    with contextlib.suppress(Stopped):
+    with contextlib.suppress(NodeStoppedError):
         serve(Reversing(), socket, ready=ready.set)
 
 
@@ -41,7 +41,7 @@ class Reversing:
 
     def answer(self, request: bytes) -> bytes:
         if request == b"stop":
-            raise Stopped
+            raise NodeStoppedError
         self.asked.append(request)
         return request[::-1]
 
@@ -138,7 +138,9 @@ def test_a_node_that_stays_away_is_not_waited_for_until_the_end(node: Callable[[
     assert 1.5 <= time.monotonic() - begun < 10
 
 
-def test_an_app_that_fails_is_no_answer_and_its_words_are_not_repeated(node: Callable[[str], ANode], caplog: pytest.LogCaptureFixture) -> None:
+def test_an_app_that_fails_is_no_answer_and_its_words_are_not_repeated(
+    node: Callable[[str], ANode], caplog: pytest.LogCaptureFixture
+) -> None:
     def failing(message: Message, context: object) -> Message:
         raise ValueError("secret 0.123")
 

@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install privfed[flower]")
 
-from privfed import __version__  # noqa: E402
-from privfed.engines.flower import certificates, scripts  # noqa: E402
-from privfed.engines.flower.provisioning import write  # noqa: E402
-from tests.engines.flower.processes import BANKS, Place, free_port, nginx, wait_for  # noqa: E402
+from privfed import __version__
+from privfed.engines.flower import certificates, scripts
+from privfed.engines.flower.provisioning import write
+from tests.engines.flower.processes import BANKS, Place, free_port, nginx, wait_for
 
 pytestmark = pytest.mark.nightly
 
@@ -57,7 +57,7 @@ def status(place: Place, port: int, path: str, *, body: bytes | None = b"") -> i
     context = ssl.create_default_context(cafile=str(place.folder("server") / "ca.pem"))
     request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", data=body, headers={"Content-Type": "application/protobuf"})
     try:
-        with urllib.request.urlopen(request, context=context, timeout=20) as answer:
+        with urllib.request.urlopen(request, context=context, timeout=20) as answer:  # noqa: S310 -- an address of this test's own
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -99,7 +99,8 @@ def test_the_proxy_closes_every_path_but_those_of_the_nodes(place: Place) -> Non
     authority = place.folder("bank_a") / "ca.pem"
     for target, expected in ((port, False), (place.superlink_port, True)):
         config.write_text(
-            f'[superlink]\ndefault = "consortium"\n[superlink.consortium]\naddress = "127.0.0.1:{target}"\nroot-certificates = "{authority}"\n'
+            f'[superlink]\ndefault = "consortium"\n[superlink.consortium]\n'
+            f'address = "127.0.0.1:{target}"\nroot-certificates = "{authority}"\n'
         )
         done = subprocess.run(
             ["flwr", "list", "consortium", "--format", "json"],
@@ -130,7 +131,7 @@ def test_a_supernode_with_a_key_that_is_not_registered_is_not_let_in(place: Plac
 def test_a_supernode_does_not_speak_to_a_server_with_another_certificate(place: Place) -> None:
     folder = copied(place, "bank_b", "misled_bank")
     ours = (folder / "ca.pem").read_bytes()
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     (folder / "ca.pem").write_bytes(certificates.server_certificate("127.0.0.1", now=now)[0])
     supernode = place.start("misled_bank", "start-supernode.sh")
     time.sleep(20)  # Flower tries again and again, and says nothing

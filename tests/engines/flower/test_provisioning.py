@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install privfed[flower]")
 
-from cryptography import x509  # noqa: E402
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key  # noqa: E402
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # noqa: E402
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from privfed import __version__  # noqa: E402
-from privfed.engines.flower import certificates, control, provisioning  # noqa: E402
-from privfed.engines.flower.provisioning import problems, write  # noqa: E402
+from privfed import __version__
+from privfed.engines.flower import certificates, control, provisioning
+from privfed.engines.flower.provisioning import problems, write
 
 PARTIES = ("bank_a", "bank_b", "key_holder")
 
@@ -131,7 +131,7 @@ def test_a_folder_without_flowers_part_is_said_to_be_one(tmp_path: Path, deploym
 def test_a_certificate_that_is_expired_or_of_the_future_is_said_to_be(
     days: int, expected: str | None, folder: Path, deployment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     authority, server, _ = certificates.server_certificate("hub.example", now=now - datetime.timedelta(days=days))
     (folder / "server" / "flower" / "ca.pem").write_bytes(authority)
     (folder / "server" / "flower" / "server.pem").write_bytes(server)
@@ -141,7 +141,7 @@ def test_a_certificate_that_is_expired_or_of_the_future_is_said_to_be(
 
 @pytest.mark.parametrize("host", ["hub.example", "10.0.0.7"])
 def test_the_certificate_names_the_host_and_its_loopback_and_the_authority_can_sign_no_more(host: str, tmp_path: Path) -> None:
-    authority, server, key = certificates.server_certificate(host, now=datetime.datetime.now(datetime.timezone.utc))
+    authority, server, key = certificates.server_certificate(host, now=datetime.datetime.now(datetime.UTC))
     certificate = x509.load_pem_x509_certificate(server)
     certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -163,7 +163,8 @@ def fake_flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             (folder / f"answer{number}").write_text(answer)
         script = folder / "flwr"
         script.write_text(
-            f'#!/bin/sh\ncd {folder}\necho "$@" >> calls\nn=$(wc -l < calls)\ncat answer$((n-1)) 2>/dev/null || cat answer{len(answers) - 1}\n'
+            f'#!/bin/sh\ncd {folder}\necho "$@" >> calls\nn=$(wc -l < calls)\n'
+            f"cat answer$((n-1)) 2>/dev/null || cat answer{len(answers) - 1}\n"
         )
         script.chmod(0o700)
         monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")

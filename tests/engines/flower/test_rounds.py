@@ -13,11 +13,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install privfed[flower]")
 
-from privfed import __version__  # noqa: E402
-from privfed.engines.flower.provisioning import write  # noqa: E402
-from privfed.engines.party_folder import EVENTS, ROUNDS  # noqa: E402
-from tests.engines.deployed import SERVER, Deployed, deploy, simulated  # noqa: E402
-from tests.engines.flower.processes import Place, Started, free_port, wait_for  # noqa: E402
+from privfed import __version__
+from privfed.engines.flower.provisioning import write
+from privfed.engines.party_folder import EVENTS, ROUNDS
+from privfed.round_record import RoundRecord
+from tests.engines.deployed import SERVER, Deployed, deploy, simulated
+from tests.engines.flower.processes import Place, Started, free_port, wait_for
 
 NOTICED_SECONDS = 4 * (63 + 60)  # a killed SuperNode is noticed after 63 s at the latest, and then waited for
 
@@ -48,8 +49,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def held(deployed: Deployed) -> list[dict[str, Any]]:
-    return [entry["held"]["record"] for entry in lines(deployed.folder(SERVER) / ROUNDS) if "held" in entry]
+def held(deployed: Deployed) -> list[RoundRecord]:
+    return [RoundRecord.from_json(entry["held"]["record"]) for entry in lines(deployed.folder(SERVER) / ROUNDS) if "held" in entry]
 
 
 def asked(deployed: Deployed, step: str, number: int) -> bool:
@@ -66,7 +67,7 @@ def models(deployed: Deployed) -> list[np.ndarray]:
 def check_same_as_local(deployed: Deployed, folder: Path, *, rounds: int) -> None:
     """The same integers were summed: the model of every party is, to the last bit, that of the local engine."""
     history = simulated(deployed, folder, rounds=rounds)
-    assert [record["coefficients"] for record in held(deployed)] == [summary.record.coefficients for summary in history.rounds]
+    assert [record.coefficients for record in held(deployed)] == [summary.record.coefficients for summary in history.rounds]
     assert not np.array_equal(history.model.values, history.initial.values)
     for values in models(deployed):
         assert np.array_equal(values, history.model.values)
@@ -94,10 +95,10 @@ def test_a_bank_killed_in_round_two_is_gone_on_without_and_catches_up_exactly(ro
         for started in parties["bank_3"]:
             started.kill()
         wait_for(lambda: len(held(deployed)) == 2, "round 2 without the bank", seconds=NOTICED_SECONDS)
-        assert held(deployed)[1]["participants"] == ["bank_0", "bank_1", "bank_2"]
+        assert held(deployed)[1].participants == ("bank_0", "bank_1", "bank_2")
         place.wait_until_online(place.start_party("bank_3")[1])
         assert operator.process.wait(600) == 0, operator.text()
-    assert [len(record["participants"]) for record in held(deployed)][::3] == [4, 4]
+    assert [len(record.participants) for record in held(deployed)][::3] == [4, 4]
     first, *others = models(deployed)
     assert all(np.array_equal(first, other) for other in others)
     assert deployed.state("bank_3").rounds == deployed.state("bank_0").rounds == (0, 1, 2, 3)
@@ -146,3 +147,26 @@ def test_too_few_banks_let_the_run_fail_and_nothing_is_opened(root: Path) -> Non
     assert held(deployed) == []
     for name in deployed.names:
         assert not (deployed.folder(name) / "state" / "model.npz").exists()
+
+
+@pytest.mark.nightly
+def test_answers_that_are_tampered_with_or_stale_or_signed_by_a_stranger_are_left_out_of_their_rounds(root: Path) -> None:
+    deployed, place = settle(root, count=4)
+    script = place.folder("bank_3") / "start-node.sh"
+    script.write_text(
+        script.read_text().replace("privfed.engines.flower.party --folder", "tests.engines.flower.hostile").replace("--socket ", "")
+    )
+    with place:
+        start_all(deployed, place)
+        done = place.run(4, seconds=1200)
+        assert done.returncode == 0, done.stderr
+    check_left_out(deployed)
+
+
+def check_left_out(deployed: Deployed) -> None:
+    """The fourth bank is in the last round alone, and its model is that of the others."""
+    assert [record.participants for record in held(deployed)] == 3 * [deployed.names[:3]] + [deployed.names]
+    events = lines(deployed.folder(SERVER) / EVENTS)
+    assert [event["round"] for event in events if event["event"] == "dropped" and event["of"] == "bank_3"] == [0, 1, 2]
+    first, *others = models(deployed)
+    assert all(np.array_equal(first, other) for other in others)

@@ -11,21 +11,21 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install privfed[flower]")
 
-from flwr.app import Message  # noqa: E402
-from flwr.cli.build import build_fab_from_disk  # noqa: E402
-from flwr.common.constant import ErrorCode  # noqa: E402
-from flwr.supercore.constant import TaskType  # noqa: E402
-from flwr.supercore.fab import Fab  # noqa: E402
-from flwr.supercore.inflatable.inflatable_object import get_object_tree  # noqa: E402
-from flwr.supercore.object_store import ObjectStoreFactory  # noqa: E402
-from flwr.supercore.run import Run  # noqa: E402
-from flwr.supernode import start_client_internal as internals  # noqa: E402
-from flwr.supernode.nodestate import NodeStateFactory  # noqa: E402
+from flwr.app import Message
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import ErrorCode
+from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supernode import start_client_internal as internals
+from flwr.supernode.nodestate import NodeStateFactory
 
-from privfed.engines.flower import supernode  # noqa: E402
-from privfed.engines.flower.app import bundle_hash, installed_hash, write_app  # noqa: E402
-from privfed.engines.flower.envelope import seal  # noqa: E402
-from tests.engines.flower.grid import a_task  # noqa: E402
+from privfed.engines.flower import supernode
+from privfed.engines.flower.app import bundle_hash, installed_hash, write_app
+from privfed.engines.flower.envelope import seal
+from tests.engines.flower.grid import a_task
 
 
 @pytest.fixture
@@ -81,7 +81,9 @@ def test_the_app_on_the_list_is_stored(bundle: bytes, monkeypatch: pytest.Monkey
     assert state.get_run(run) is not None
 
 
-def test_an_app_outside_the_list_is_refused_and_neither_stored_nor_run(tmp_path: Path, bundle: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_outside_the_list_is_refused_and_neither_stored_nor_run(
+    tmp_path: Path, bundle: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "other").mkdir()
     folder = write_app(tmp_path / "other")
     (folder / "consortium_app" / "client.py").write_text("open('/etc/passwd')\n")
@@ -164,7 +166,9 @@ def test_no_list_means_no_start(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_app_is_built_to_the_same_bytes_everywhere_and_holds_nothing_but_imports(tmp_path: Path) -> None:
     folders = [write_app(tmp_path / name) for name in ("one", "two")]
     (folders[1] / "pyproject.toml").touch()
-    printed = subprocess.run([sys.executable, "-m", "privfed.engines.flower.app"], capture_output=True, text=True, check=True).stdout.strip()
+    printed = subprocess.run(
+        [sys.executable, "-m", "privfed.engines.flower.app"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert {bundle_hash(folder) for folder in folders} == {installed_hash()} == {printed}
     (folders[1] / "consortium_app" / "client.py").write_text("app = None\n")
     assert bundle_hash(folders[1]) != bundle_hash(folders[0])
@@ -172,11 +176,12 @@ def test_the_app_is_built_to_the_same_bytes_everywhere_and_holds_nothing_but_imp
     assert code == [["from", "privfed.engines.flower", "import", side, "app", "=", f"{side}.app"] for side in ("client", "server")]
 
 
-@pytest.mark.parametrize("module", ["client", "exchange", "control", "supernode", "doorway"])
+@pytest.mark.parametrize("module", ["client", "exchange", "control", "supernode", "doorway", "server"])
 def test_neither_the_app_nor_the_exchange_loads_torch_or_secret_keys(module: str) -> None:
     program = (
         f"import sys, privfed.engines.flower.{module}; loaded = set(sys.modules);"
-        "print(sorted(loaded & {'torch', 'opacus', 'tenseal', 'privfed.he.secret', 'privfed.keys'}))"
+        "secret = {'privfed.he.secret', 'privfed.he._seal_secret', 'privfed.protect', 'privfed.keyholder'};"
+        "print(sorted(loaded & ({'torch', 'opacus'} | secret)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
