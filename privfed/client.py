@@ -204,9 +204,9 @@ class Trainer:
         event, silo_event = self._client.training.event(), None if self._silo is None else self._silo.event()
         return ledger.rounds_possible(event, silo_event=silo_event, fingerprint=self._fingerprint)
 
-    def has_charged(self, *, session: bytes, round: int) -> bool:  # noqa: A002
-        """Whether a round of a session is charged already, so that its stored update goes out again at no cost."""
-        return any(self._charged(session, round, 0))
+    def has_charged(self, *, session: bytes, round: int, attempt: int = 0) -> bool:  # noqa: A002
+        """Whether an attempt at a round of a session is charged already, so that its stored update goes out again at no cost."""
+        return any(self._charged(session, round, attempt))
 
     def state_head(self, signer: Signer, *, context: bytes, peers: tuple[str, ...]) -> bytes:
         """See `countersign.state_head`; empty for a client without a ledger."""

@@ -206,6 +206,23 @@ class ClientSession:
                 "charged; begin a new session with peers that hold them, or use another ledger"
             )
 
+    def check_charges(self) -> None:
+        """Refuses a ledger that does not know of an upload in the outbox: it was lost, or is an older copy. For who opens a folder anew.
+
+        Raises:
+            LedgerError: If it does not; nothing was done.
+        """
+        if self._trainer.population is None:
+            return
+        session = self._agreement.session.hex()
+        for file in self._outbox.names(f"{session}-"):
+            number, attempt, *more = file.split("-")
+            if not more and not self._trainer.has_charged(session=self._agreement.session, round=int(number), attempt=int(attempt)):
+                raise LedgerError(
+                    f"the ledger of {self.name!r} does not hold the charge of round {number}, for which an upload is in its folder: it was "
+                    "lost, or is an older copy; nothing was done; put it back as it was last. A new one would forget what was spent"
+                )
+
     def _check_openings(self) -> None:
         """Refuses a journal and a model that are not of the same time: one of them was lost, or is an older copy."""
         opened = self.journal.opened(self._agreement.session)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from privfed.agreement import Agreement
 from privfed.client import Client, Trainer
 from privfed.engines.envelope import Answer, Request
+from privfed.engines.last_asked import LastAsked
 from privfed.engines.party_folder import ROSTER, SHARED_KEY, STATE
 from privfed.engines.site_code import called, run_site, with_rule
 from privfed.errors import PrivFedError
@@ -36,11 +37,12 @@ class Bank:
         identity: The bank's signing key.
 
     Raises:
-        PrivFedError: As `ClientSession` and `Trainer`.
+        PrivFedError: As `ClientSession`, `Trainer` and `ClientSession.check_charges`.
         ValueError: If `site.py` does not define what it must.
     """
 
     def __init__(self, folder: Path, *, agreement: Agreement, identity: Identity) -> None:
+        self._asked = LastAsked(folder)
         site = run_site(folder)
         self.agreement = agreement = with_rule(agreement, lambda: site)
         client = called(site, "client")
@@ -71,6 +73,11 @@ class Bank:
             else:
                 shared: dict[str, Any] = {"keys": load_shared_key(folder / SHARED_KEY, roster=folder / ROSTER)}
                 self._session = ClientSession(**terms, **shared, **place)
+            try:
+                self._session.check_charges()
+            except BaseException:
+                self._session.close()
+                raise
         except BaseException:
             self._close_ledger()
             raise
@@ -96,6 +103,12 @@ class Bank:
             lost = isinstance(session, ThresholdSession) and session.key_lost(context)
             return Answer(name=name, facts={"rounds": list(session.state.rounds), "secret_lost": lost}), None
         answer, error = Answer(name=name), None
+        if request.step is Step.SETUP:
+            session.check_history(context)
+            self._asked.begin(context)
+        elif request.step in (Step.COMMIT, Step.UPLOAD, Step.APPROVE):
+            session.check_history(context)
+            self._asked.check(context)
         try:
             for reply in ask(self._participant, request.step, context, request.payload, name=name):
                 refusal = {Outcome.DONE: "", Outcome.OVER_BUDGET: "BudgetExceededError", Outcome.ABORTED: "OpeningRefusedError"}

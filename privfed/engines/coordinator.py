@@ -13,7 +13,7 @@ from privfed.engines.metrics import EventLog, Metrics
 from privfed.engines.party_folder import ROUNDS, SPOOL, own_identity, read_agreement
 from privfed.engines.remote import RemoteParties
 from privfed.engines.server_log import ServerLog
-from privfed.errors import CohortError, DamagedFileError, ParametersMismatchError
+from privfed.errors import CohortError, DamagedFileError, OpeningRefusedError, ParametersMismatchError
 from privfed.files import FolderLock, make_folder, sweep
 from privfed.phases import Step, hold
 from privfed.round_record import FailedRound, RoundRecord, Stage
@@ -61,7 +61,8 @@ def coordinate(
     Raises:
         CohortError: If none of the rounds could be held.
         AgreementMismatchError: If the key in the folder is not that of the agreement's server.
-        OpeningRefusedError: If every client refuses what the server made of a round; it is not gone on.
+        OpeningRefusedError: If a client does not approve what is to be summed and the round fails for it, or every client that answers
+            refuses to open what the server made of a round. No further round is begun.
         PrivFedError: If the folder is damaged or in use.
         ValueError: If `rounds` is below 1.
     """
@@ -75,6 +76,7 @@ class _Coordinator:
     def __init__(self, folder: Path, exchange: Exchange, time_outs: TimeOuts) -> None:
         self._agreement = read_agreement(folder)
         self._identity = own_identity(folder, [self._agreement.roster.server])
+        self._parties: RemoteParties | None = None
         self._lock = FolderLock(folder)
         try:
             self._spool = folder / SPOOL
@@ -95,12 +97,14 @@ class _Coordinator:
         log = self._log
         self._events.write("started", rounds=rounds, held=len(log.held), failed=len(log.failed))
         for number in range(len(log.held) + len(log.failed), rounds):
+            self._parties = None
             try:
                 record = self._hold(number)
             except CohortError as error:
                 silent = log.silent(number, attempt=len(log.abandoned(number)))
                 log.add_failed(FailedRound(round=number, silent=silent, reason=str(error)))
                 self._events.write("round failed", round=number, reason=str(error))
+                self._check_approved(number, error)
             else:
                 log.add_held(record)
                 self._events.write("round held", round=number, attempt=record.attempt, participants=list(record.participants))
@@ -111,6 +115,19 @@ class _Coordinator:
         if not log.held:
             raise CohortError(f"none of {rounds} rounds could be held; the last one: {log.failed[-1].reason}")
         return CoordinatedRun(rounds=tuple(log.held), failed=tuple(log.failed))
+
+    def _check_approved(self, number: int, error: CohortError) -> None:
+        """Stops where a client saw the digest and said no: the next round might be trained and charged for the same refusal.
+
+        Raises:
+            OpeningRefusedError: If one did. The round is recorded as failed.
+        """
+        if self._parties is not None and (disapproving := self._parties.disapproving):
+            self._write_metrics()
+            raise OpeningRefusedError(
+                f"round {number} was not approved by {', '.join(disapproving)}; nothing was opened, and no further round was begun; find "
+                "out why in events.jsonl there, then start again"
+            ) from error
 
     def _write_metrics(self) -> None:
         self._metrics.set("rounds_held", len(self._log.held))
@@ -150,7 +167,9 @@ class _Coordinator:
             def fell_silent(name: str, stage: Stage, context: RoundContext = context) -> None:
                 log.add_silent(context, name, stage)
 
-            parties = RemoteParties(self._correspondence, names=present, silent=silent, events=self._events, fell_silent=fell_silent)
+            parties = self._parties = RemoteParties(
+                self._correspondence, names=present, silent=silent, events=self._events, fell_silent=fell_silent
+            )
             try:
                 return hold(server=server, parties=parties, context=context, selected=present)
             except ParametersMismatchError as error:

@@ -33,10 +33,12 @@ class Correspondence:
 
     def ask(self, step: Step, context: RoundContext, questions: Iterable[tuple[str, bytes]], *, about: str = "") -> Iterator[Answer]:
         """Asks parties, all at once, and gives the authentic answers of those that answered in time, refusals among them."""
-        requests = {
-            name: seal_request(Request(step=step, context=context, about=about, payload=payload), self._identity)
-            for name, payload in questions
-        }
+        requests: dict[str, bytes] = {}
+        last, sealed = None, b""
+        for name, payload in questions:
+            if payload is not last:  # what all are asked alike is in memory once: an aggregate is large
+                last, sealed = payload, seal_request(Request(step=step, context=context, about=about, payload=payload), self._identity)
+            requests[name] = sealed
         if not requests:
             return
         place = {"step": step.name, "round": context.round, "attempt": context.attempt}

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from privfed import errors
 from privfed.agreement import DIGEST_BYTES, Agreement, RoundContext
 from privfed.errors import AgreementMismatchError, InvalidMessageError
 from privfed.he.product import pairs
@@ -34,6 +35,8 @@ _REQUEST = struct.Struct(f">B{DIGEST_BYTES}sII{DIGEST_BYTES}s")
 _MOST_FACTS_BYTES = 1 << 20
 _LENGTH_BYTES, _FACTS_LENGTH_BYTES = 8, 4
 _OVERHEAD_BYTES = _MOST_FACTS_BYTES + 4096
+# A refusal becomes a label of a counter, so its kind is one of a few.
+_REFUSALS = {kind.__name__ for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.PrivFedError)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -133,11 +136,13 @@ def open_answer(data: bytes, request: bytes, party: PublicIdentity, *, agreement
     refusal, facts = reader.text(), reader.take(reader.integer(_FACTS_LENGTH_BYTES))
     payload = reader.take(reader.integer(_LENGTH_BYTES))
     reader.end()
+    if len(facts) > _MOST_FACTS_BYTES or (refusal and refusal not in _REFUSALS):
+        raise InvalidMessageError
     try:
         values = parse(facts.decode())
     except (ValueError, RecursionError):
         raise InvalidMessageError from None
-    if len(facts) > _MOST_FACTS_BYTES or not isinstance(values, dict):
+    if not isinstance(values, dict):
         raise InvalidMessageError
     return Answer(name=party.name, refusal=refusal, facts=values, payload=payload)
 

@@ -17,6 +17,7 @@ from privfed.errors import (
     InvalidMessageError,
     KeyErasedError,
     PrivFedError,
+    RoundMismatchError,
 )
 from privfed.files import FolderLock, sweep
 from privfed.phases import Step
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from privfed.engines.holder import Holder
 
 # What a server may know of a refusal: its kind, and only of these. Why an aggregate was not opened it does not learn at all.
-_TOLD = (AgreementMismatchError, BudgetExceededError, HistoryMismatchError, InvalidMessageError, KeyErasedError)
+_TOLD = (AgreementMismatchError, BudgetExceededError, HistoryMismatchError, InvalidMessageError, KeyErasedError, RoundMismatchError)
 _UNTOLD = (Step.WEIGH, Step.OPEN, Step.HOLD)
 
 
@@ -85,6 +86,8 @@ class Node:
 
         Raises:
             FolderInUseError: If the node was closed.
+
+        Whatever else is raised is a fault of this machine, not of a message: there is no answer, and the node can go on.
         """
         with self._one_at_a_time:
             self._folder_lock.check()

@@ -26,6 +26,9 @@ class RemoteParties:
         silent: Clients that are silent already.
         events: Where is written who is left out.
         fell_silent: Is told who falls silent, and from which stage on.
+
+    Attributes:
+        disapproving: Clients that answered, and did not approve the digest.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class RemoteParties:
         self._events = events
         self._fell_silent = fell_silent
         self._silent = dict(silent)
+        self.disapproving: list[str] = []
         self.names = tuple(names)
 
     @property
@@ -57,6 +61,8 @@ class RemoteParties:
             if reply is not None:
                 waiting.discard(answer.name)
                 yield reply
+            elif step is Step.APPROVE:
+                self.disapproving.append(answer.name)
         for name, _ in asked:
             if name in waiting:
                 self._fall_silent(name, step)

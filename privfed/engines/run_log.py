@@ -42,13 +42,34 @@ class RunLog:
         data = self._path.read_bytes() if self._path.exists() else b""
         if not data and used:
             raise damaged(self._path)
-        whole = data[: data.rfind(b"\n") + 1]
+        whole = _whole_lines(data)
         if len(whole) < len(data):
             os.truncate(self._path, len(whole))
-        try:
-            return [json.loads(line) for line in whole.splitlines()]
-        except ValueError as error:
-            raise damaged(self._path) from error
+        return _entries(self._path, whole)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """What another process has logged so far, for who only looks: the file stays as it is.
+
+    Raises:
+        DamagedFileError: If a line is no JSON object.
+        OSError: If the file cannot be read.
+    """
+    return _entries(path, _whole_lines(path.read_bytes()))
+
+
+def _whole_lines(data: bytes) -> bytes:
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _entries(path: Path, lines: bytes) -> list[dict[str, Any]]:
+    try:
+        entries = [json.loads(line) for line in lines.splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise damaged(path) from error
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise damaged(path)
+    return entries
 
 
 def damaged(path: Path) -> DamagedFileError:

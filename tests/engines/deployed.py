@@ -100,12 +100,13 @@ def deploy(
     epsilons: Mapping[int, float] | None = None,
     chain: bool = False,
     site: str = "",
+    weights: Mapping[str, float] | None = None,
     **terms: Any,
 ) -> Deployed:
     """Writes the folders of a server, some banks and, in `EscrowKey` mode, the key holder."""
     keys = SharedKey.generate() if keys is None else keys
     names = tuple(f"bank_{index}" for index in range(count))
-    weights = {name: 1.0 + index for index, name in enumerate(names)}
+    weights = weights or {name: 1.0 + index for index, name in enumerate(names)}
     parties = {}
     for index, name in enumerate(names):
         parties[name] = Party.create(_made(root) / name, name=name)
@@ -143,8 +144,6 @@ def deploy(
                                                         *(member.line for member in pinned.members)]))  # fmt: skip
     start = values_of(runpy.run_path(str(root / names[0] / SITE))["model"]())
     terms = {"rule": FedAvg()} | terms
-    if terms["rule"].needs_gram is True:
-        weights = dict.fromkeys(names, 1.0) | {name: weights[name] for name in names}
     agreement = Agreement(
         session=session,
         roster=Roster(server=server.public, clients=tuple(party.public.identity for party in parties.values())),

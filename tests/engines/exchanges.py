@@ -68,9 +68,9 @@ class LocalExchange:
         def honest() -> bytes:
             return self.nodes[name].answer(data)
 
-        if self.fault is not None:
-            return self.fault(name, step, number, data, honest)
-        return honest() if name in self.nodes else None
+        if name not in self.nodes:
+            return None
+        return honest() if self.fault is None else self.fault(name, step, number, data, honest)
 
     def __enter__(self) -> Self:
         for name in self._names:
@@ -83,10 +83,14 @@ class LocalExchange:
 
 
 def dropping(*dropped: tuple[str, Step, int]) -> Fault:
-    """Requests of these parties at these steps of these rounds never arrive."""
+    """The first request to these parties at these steps of these rounds never arrives; the one of a catch-up does."""
+    waiting = set(dropped)
 
     def fault(name: str, step: Step, number: int, _: bytes, honest: Callable[[], bytes]) -> bytes | None:
-        return None if (name, step, number) in dropped else honest()
+        if (name, step, number) not in waiting:
+            return honest()
+        waiting.discard((name, step, number))
+        return None
 
     return fault
 

@@ -1,5 +1,7 @@
 """Whole runs of parties with folders of their own, beside the same run in `engines.local`; and parties that fall silent or come back."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,20 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privfed.aggregation.robust import NormBound
+from privfed.dp.ledger import Ledger
 from privfed.engines.coordinator import coordinate
+from privfed.engines.exchange import TimeOuts
+from privfed.errors import AgreementMismatchError, CohortError, DamagedFileError, FolderInUseError, OpeningRefusedError
+from privfed.files import FolderLock
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
+from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
 from privfed.he.threshold import ThresholdKey
+from privfed.identity import Identity
 from privfed.phases import Step
-from privfed.round_record import RoundRecord
+from privfed.round_record import RoundRecord, Stage
 from tests.engines.deployed import ROUNDS, SERVER, Deployed, deploy, simulated
-from tests.engines.exchanges import LocalExchange, dropping
+from tests.engines.exchanges import LocalExchange, changing, dropping
 
 MODES: dict[str, Callable[[], dict[str, Any]]] = {
     "SharedKey": lambda: {"keys": SharedKey.generate()},
     "KeyChain": lambda: {"chain": True},
-    "ThresholdKey": lambda: {"keys": ThresholdKey(clients=3, corrupted=1, dropouts=0)},
+    "ThresholdKey": lambda: {"keys": ThresholdKey(clients=4, corrupted=1, dropouts=0), "count": 4},
     "EscrowKey": lambda: {"keys": EscrowKey.generate(), "params": CkksParams.escrow()},
 }
 
@@ -32,6 +41,26 @@ def mode(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def run(deployed: Deployed, exchange: LocalExchange, *, rounds: int = ROUNDS, **options: Any) -> tuple[RoundRecord, ...]:
     return coordinate(deployed.folder(SERVER), exchange, rounds=rounds, **options).rounds
+
+
+def lines(deployed: Deployed, name: str, file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (deployed.folder(name) / file).read_text().splitlines()]
+
+
+def events(deployed: Deployed, name: str) -> list[dict[str, Any]]:
+    return lines(deployed, name, "events.jsonl")
+
+
+def charges(deployed: Deployed) -> dict[str, int]:
+    """Reservations in each bank's ledger."""
+    counted = {}
+    for name in deployed.names:
+        copy = deployed.root.parent / f"{deployed.root.name}-{name}-copy"
+        shutil.copytree(deployed.folder(name), copy)
+        with Ledger.read(copy / "records.ledger") as ledger:
+            counted[name] = sum(row.kind == "reserve" for row in ledger.rows())
+        shutil.rmtree(copy)
+    return counted
 
 
 def models(deployed: Deployed) -> set[bytes]:
@@ -59,6 +88,251 @@ def test_a_round_goes_on_without_who_is_silent_and_that_client_catches_up(tmp_pa
     assert second.participants == ("bank_0", "bank_1", "bank_2", *(("bank_3",) if step is Step.OPEN else ()))
     assert first.participants == third.participants == deployed.names
     assert len(models(deployed)) == 1
-    if step is not Step.UPLOAD:  # a client that fell silent with its upload is not asked to open it either
-        assert asked.index(("bank_3", Step.STATUS, 2)) < asked.index(("bank_3", Step.SETUP, 2))
     assert deployed.state("bank_3").rounds == (0, 1, 2)
+    # What it missed came before it was asked to take part in the next round.
+    caught_up = max(place for place, entry in enumerate(asked) if entry == ("bank_3", Step.OPEN, 1))
+    assert asked.index(("bank_3", Step.STATUS, 2)) < caught_up < asked.index(("bank_3", Step.SETUP, 2))
+
+
+def test_a_client_that_missed_two_rounds_opens_them_in_their_order(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path, count=4)
+    with LocalExchange(deployed, names=("bank_0", "bank_1", "bank_2")) as exchange:
+        run(deployed, exchange, rounds=2)
+        exchange.start("bank_3")
+        records = run(deployed, exchange, rounds=3)
+        opened = [number for name, step, number in exchange.asked if (name, step) == ("bank_3", Step.OPEN)]
+    assert opened == [0, 1, 2]
+    assert records[2].participants == deployed.names
+    assert len(models(deployed)) == 1
+
+
+def test_a_client_whose_missed_round_the_server_has_lost_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path, count=4)
+    with LocalExchange(deployed, names=("bank_0", "bank_1", "bank_2")) as exchange:
+        run(deployed, exchange, rounds=1)
+        (lost,) = (deployed.folder(SERVER) / "spool").iterdir()
+        shutil.rmtree(lost)
+        exchange.start("bank_3")
+        _, record = run(deployed, exchange, rounds=2)
+    assert record.selected == record.participants == ("bank_0", "bank_1", "bank_2")
+    assert any("missed round 0, which this server has lost" in event.get("reason", "") for event in events(deployed, SERVER))
+
+
+def test_too_few_replies_fail_the_round_with_nothing_opened_and_the_next_one_is_held(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path)
+    with LocalExchange(deployed, fault=dropping(("bank_1", Step.APPROVE, 0), ("bank_2", Step.SETUP, 1))) as exchange:
+        result = coordinate(deployed.folder(SERVER), exchange, rounds=3)
+        assert not any(step is Step.OPEN and number < 2 for _, step, number in exchange.asked)
+    assert [failed.round for failed in result.failed] == [0, 1]
+    assert [failed.silent for failed in result.failed] == [{"bank_1": Stage.APPROVAL}, {"bank_2": Stage.SETUP}]
+    assert "nothing was summed" in result.failed[0].reason
+    assert [record.round for record in result.rounds] == [2]
+    assert {deployed.state(name).rounds for name in deployed.names} == {(2,)}
+
+
+def test_a_run_without_a_round_that_could_be_held_is_an_error_and_every_round_is_recorded(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path)
+    with (
+        LocalExchange(deployed, names=("bank_0", "bank_1")) as exchange,
+        pytest.raises(CohortError, match="none of 2 rounds could be held"),
+    ):
+        run(deployed, exchange, rounds=2)
+    assert [entry["failed"]["round"] for entry in lines(deployed, SERVER, "rounds.jsonl") if "failed" in entry] == [0, 1]
+
+
+def test_a_client_with_another_key_is_left_out_and_the_round_is_held_in_another_attempt(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path, count=4)
+    key = deployed.folder("bank_3") / "shared.key"
+    key.unlink()
+    SharedKey.generate().save(key)
+    with LocalExchange(deployed) as exchange:
+        (record,) = run(deployed, exchange, rounds=1)
+    assert (record.attempt, record.participants, record.silent) == (1, ("bank_0", "bank_1", "bank_2"), {"bank_3": Stage.SETUP})
+
+
+def test_a_client_whose_budget_does_not_cover_the_round_is_told_apart_from_a_silent_one(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path, count=5, epsilons={4: 0.1})
+    with LocalExchange(deployed, fault=dropping(("bank_0", Step.UPLOAD, 0))) as exchange:
+        (record,) = run(deployed, exchange, rounds=1)
+    assert record.refused == ("bank_4",)
+    assert record.silent == {"bank_0": Stage.UPLOAD}
+    assert record.participants == ("bank_1", "bank_2", "bank_3")
+
+
+@pytest.mark.parametrize("place", [5, 60, -80, -1])
+def test_a_tampered_answer_counts_as_none(tmp_path: Path, place: int) -> None:
+    def flip(reply: bytes) -> bytes:
+        damaged = bytearray(reply)
+        damaged[place] ^= 1
+        return bytes(damaged)
+
+    deployed = deploy(tmp_path, count=4)
+    with LocalExchange(deployed, fault=changing("bank_3", Step.UPLOAD, 0, flip)) as exchange:
+        (record,) = run(deployed, exchange, rounds=1)
+    assert record.silent == {"bank_3": Stage.UPLOAD}
+    assert record.participants == ("bank_0", "bank_1", "bank_2")
+    assert any(event["event"] == "dropped" and event["of"] == "bank_3" for event in events(deployed, SERVER))
+
+
+def test_an_answer_that_comes_a_round_late_is_refused_and_nothing_of_it_is_counted(tmp_path: Path) -> None:
+    late: list[bytes] = []
+
+    def fault(name: str, step: Step, number: int, _: bytes, honest: Callable[[], bytes]) -> bytes | None:
+        if (name, step) != ("bank_3", Step.UPLOAD):
+            return honest()
+        late.append(honest())
+        return None if number == 0 else late[0]
+
+    deployed = deploy(tmp_path, count=4)
+    with LocalExchange(deployed, fault=fault) as exchange:
+        records = run(deployed, exchange, rounds=2)
+    assert len(late) == 2
+    assert all(record.participants == ("bank_0", "bank_1", "bank_2") for record in records)
+    assert all(record.silent == {"bank_3": Stage.UPLOAD} for record in records)
+
+
+def test_requests_that_arrive_twice_change_nothing(tmp_path: Path) -> None:
+    def twice(name: str, step: Step, number: int, _: bytes, honest: Callable[[], bytes]) -> bytes | None:
+        first = honest()
+        assert honest() == first or step is Step.STATUS
+        return first
+
+    deployed = deploy(tmp_path / "parties")
+    with LocalExchange(deployed, fault=twice) as exchange:
+        run(deployed, exchange)
+    history = simulated(deployed, tmp_path / "local")
+    (values,) = models(deployed)
+    assert np.array_equal(np.frombuffer(values), history.model.values)
+    assert charges(deployed) == dict.fromkeys(deployed.names, ROUNDS)
+
+
+def test_an_answer_signed_by_a_stranger_counts_as_none(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path, count=4)
+    stranger = Identity.generate("bank_3")
+
+    def forge(reply: bytes) -> bytes:
+        return reply[:-64] + stranger.sign(reply[:-64])
+
+    with LocalExchange(deployed, fault=changing("bank_3", Step.STATUS, 0, forge)) as exchange:
+        (record,) = run(deployed, exchange, rounds=1)
+    assert record.silent == {"bank_3": Stage.SETUP}
+
+
+def test_a_digest_that_a_client_does_not_approve_stops_the_run_before_another_round_is_charged(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path)
+    with LocalExchange(deployed) as exchange:
+        run(deployed, exchange, rounds=1)
+        exchange.stop("bank_1")
+        for path in deployed.folder("bank_1").glob("records.ledger*"):
+            path.unlink()
+        # The bank itself would notice; here it hides from itself that anything was ever charged.
+        for path in (deployed.folder("bank_1") / "state" / "outbox").iterdir():
+            path.unlink()
+        exchange.start("bank_1")
+        with pytest.raises(OpeningRefusedError, match="not approved by bank_0, bank_2"):
+            run(deployed, exchange)
+    assert charges(deployed) == {"bank_0": 2, "bank_1": 1, "bank_2": 2}
+    reasons = [event["reason"] for event in events(deployed, "bank_0") if event["event"] == "refused"]
+    assert any("ledger" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("keys", ["SharedKey", "EscrowKey"])
+def test_scored_rounds_weigh_as_the_local_engine_does(tmp_path: Path, keys: str) -> None:
+    shared = keys == "SharedKey"
+    params = ProductParams.exact(bound=2.0) if shared else ProductParams.escrow(bound=2.0)
+    site = """
+    def rule():
+        return privfed.aggregation.robust.NormBound(max_norm=0.3)
+    """
+    deployed = deploy(
+        tmp_path / "parties",
+        keys=SharedKey.generate() if shared else EscrowKey.generate(),
+        params=params,
+        private=False,
+        rule=NormBound(max_norm=0.3),
+        site=site,
+    )
+    with LocalExchange(deployed, fault=dropping(("bank_2", Step.OPEN, 0))) as exchange:
+        # Who missed the opening weighs, if that is its part, and opens before the next round.
+        records = run(deployed, exchange, rounds=2)
+    history = simulated(deployed, tmp_path / "local", rounds=2, rule=NormBound(max_norm=0.3))
+    for record, summary in zip(records, history.rounds, strict=True):
+        assert record.coefficients == summary.record.coefficients
+        assert (record.disclosed, record.assurance, record.fallback) == (6, summary.record.assurance, "NONE")
+    (values,) = models(deployed)
+    np.testing.assert_allclose(np.frombuffer(values), history.model.values, rtol=0, atol=1e-6)
+
+
+def test_scaffold_keeps_its_variates_as_in_the_local_engine(tmp_path: Path) -> None:
+    site = """
+    def correction():
+        return Scaffold(clients=3)
+    """
+    deployed = deploy(tmp_path / "parties", weights=dict.fromkeys(("bank_0", "bank_1", "bank_2"), 1.0), site=site)
+    with LocalExchange(deployed) as exchange:
+        run(deployed, exchange, rounds=1)
+        exchange.restart("bank_1")
+        run(deployed, exchange)
+    history = simulated(deployed, tmp_path / "local")
+    (values,) = models(deployed)
+    assert np.array_equal(np.frombuffer(values), history.model.values)
+
+
+def test_nobody_trains_while_the_key_holder_is_away(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path, **MODES["EscrowKey"]())
+    with LocalExchange(deployed, names=("bank_0", "bank_1", "bank_2")) as exchange:
+        with pytest.raises(CohortError, match="key holder does not answer"):
+            run(deployed, exchange, rounds=1)
+        assert {step for _, step, _ in exchange.asked} == {Step.STATUS}
+        assert charges(deployed) == dict.fromkeys(deployed.names, 0)
+        exchange.start("key_holder")
+        assert [record.round for record in run(deployed, exchange, rounds=2)] == [1]
+
+
+def test_a_server_folder_of_another_server_is_refused(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path)
+    identity = deployed.folder(SERVER) / "identity.pem"
+    identity.unlink()
+    Identity.generate(SERVER).save(identity)
+    with LocalExchange(deployed, names=()) as exchange, pytest.raises(AgreementMismatchError, match="of nobody whom the agreement pins"):
+        run(deployed, exchange)
+
+
+def test_two_coordinators_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path)
+    lock = FolderLock(deployed.folder(SERVER))
+    with LocalExchange(deployed, names=()) as exchange, pytest.raises(FolderInUseError):
+        run(deployed, exchange)
+    lock.release()
+
+
+def test_a_record_of_rounds_that_is_gone_or_damaged_is_refused(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path)
+    path = deployed.folder(SERVER) / "rounds.jsonl"
+    with LocalExchange(deployed) as exchange:
+        run(deployed, exchange, rounds=1)
+        written = path.read_bytes()
+        for damaged in (None, b"{}\n", b"[]\n", b"no JSON\n", written + written, written.replace(b'"round": 0', b'"round": 4')):
+            path.unlink(missing_ok=True)
+            if damaged is not None:
+                path.write_bytes(damaged)
+            with pytest.raises(DamagedFileError):
+                run(deployed, exchange, rounds=2)
+        path.write_bytes(written)
+        assert len(run(deployed, exchange, rounds=2)) == 2
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), True, "60"])
+def test_a_time_out_is_a_number_of_seconds(seconds: Any) -> None:
+    with pytest.raises(ValueError, match="expected training to be a number of seconds above 0"):
+        TimeOuts(training=seconds)
+
+
+def test_every_step_has_its_time_out() -> None:
+    given = TimeOuts(status=1, setup=2, training=3, approval=4, weighing=5, holder=6, opening=7)
+    assert [given.of(step) for step in Step] == [1, 2, 3, 3, 4, 5, 7, 6, 6]
+
+
+def test_rounds_are_at_least_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected at least 1 round, got 0"):
+        coordinate(tmp_path, LocalExchange.__new__(LocalExchange), rounds=0)
