@@ -178,3 +178,13 @@ class UnsupportedDataError(PrivFedError):
 @final
 class UnsupportedInThisModeError(PrivFedError):
     """A rule or an option does not exist in this trust mode."""
+
+
+@final
+class EngineError(PrivFedError):
+    """The engine between the parties ended a run, or does not carry what was to be sent. What is stored stays as it was."""
+
+
+@final
+class DeploymentError(PrivFedError):
+    """The folder of a party cannot be written, or is not one that `privfed deploy init` wrote."""

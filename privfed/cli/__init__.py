@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from privfed import __version__
-from privfed.cli import history, keys, ledger
+from privfed.cli import deploy, history, keys, ledger
 from privfed.cli.audit import audit, report
 from privfed.cli.demo import demo
 from privfed.cli.partition import partition
@@ -51,3 +51,4 @@ app.command()(report)
 app.add_typer(history.app, name="history")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
+app.add_typer(deploy.app, name="deploy")

@@ -8,19 +8,10 @@ import json
 import sys
 from pathlib import Path
 
+from privfed.engines.forbidden import forbid_secrets
+
 if __name__ == "__main__":  # before the imports below, so that they cannot load any of it either
-    for _module in (
-        "torch",
-        "opacus",
-        "privfed.he.secret",
-        "privfed.he.product_secret",
-        "privfed.he.threshold_secret",
-        "privfed.he.escrow_secret",
-        "privfed.he._seal_secret",
-    ):
-        if _module in sys.modules:
-            raise ImportError(f"{_module} was loaded before the server began")
-        sys.modules[_module] = None  # pyright: ignore[reportArgumentType] # importing it raises ImportError from here on
+    forbid_secrets()
 
 from privfed.agreement import RoundContext, decode_agreement
 from privfed.engines.frames import Tag, read_frame, write_frame

@@ -1,0 +1,80 @@
+"""What is wrong with the engine-free part of one party's folder, a line each, with what to do next."""
+
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from privfed.agreement import Agreement
+from privfed.deploy.deployment import KEY_HOLDER, Deployment, installed
+from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, SHARED_KEY, read_agreement
+from privfed.errors import KeyRefusedError
+from privfed.identity import Identity, PublicIdentity
+from privfed.keys.load import load_escrow_key, load_shared_key
+from privfed.trust import EscrowTrust
+
+_CLOCK_SLACK = timedelta(minutes=5)
+
+
+def party_problems(folder: Path, deployment: Deployment, *, name: str, now: datetime) -> list[str]:
+    """What is wrong, apart from the engine.
+
+    Args:
+        folder: The party's.
+        deployment: Who is where.
+        name: Whose folder it is.
+        now: The time, with its zone.
+    """
+    found: list[str] = []
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        found.append(f"others may look into {folder}; run: chmod 700 {folder}")
+    now, made = now.astimezone(UTC), datetime.fromtimestamp(deployment.made, UTC)
+    if now < made - _CLOCK_SLACK:
+        found.append(
+            f"the clock of this machine says {now:%Y-%m-%d %H:%M}, before this deployment was made ({made:%Y-%m-%d %H:%M} UTC); "
+            "set the clock"
+        )
+    for distribution, version in deployment.versions.items():
+        here = installed(distribution)[distribution]
+        if here != version:
+            found.append(f"{distribution} is {here} here and {version} at the others; install {distribution}=={version}")
+    return found + _key_problems(folder, deployment, name)
+
+
+def _key_problems(folder: Path, deployment: Deployment, name: str) -> list[str]:
+    try:
+        agreement = read_agreement(folder)
+    except (OSError, ValueError) as error:
+        return [f"{AGREEMENT} cannot be read ({error}); copy it from another party, it is public and the same for all"]
+    found: list[str] = []
+    pinned = _pinned(agreement, name)
+    try:
+        if pinned is None:
+            found.append(f"{AGREEMENT} knows no {name!r}; take the folder that was made for this party")
+        elif Identity.load(folder / IDENTITY, name=name).public != pinned:
+            found.append(f"{IDENTITY} is not the key that the agreement pins for {name!r}; put the right key back, or agree anew")
+    except FileNotFoundError:
+        found.append(f"{IDENTITY} is missing; copy what privfed keys init made for {name!r} into {folder}")
+    except (OSError, ValueError) as error:
+        found.append(f"{IDENTITY}: {error}")
+    holder = name == KEY_HOLDER
+    if not holder and (name not in deployment.banks or agreement.trust is not None):
+        return found
+    path = folder / (ESCROW_KEY if holder else SHARED_KEY)
+    try:
+        key = load_escrow_key(path) if holder else load_shared_key(path, roster=folder / ROSTER)
+    except FileNotFoundError as error:
+        found.append(
+            f"{Path(error.filename).name} is missing; put back what this party had, or get it from another bank, never from the server"
+        )
+    except (OSError, ValueError, KeyRefusedError) as error:
+        found.append(f"{path.name}: {error}")
+    else:
+        if deployment.key and key.fingerprint != deployment.key:
+            found.append(f"{path.name} is another key than that of this deployment; put the right one back, and compare fingerprints")
+    return found
+
+
+def _pinned(agreement: Agreement, name: str) -> PublicIdentity | None:
+    holder = agreement.trust.holder if isinstance(agreement.trust, EscrowTrust) else None
+    everybody = [agreement.roster.server, *agreement.roster.clients, *([] if holder is None else [holder])]
+    return next((party for party in everybody if party.name == name), None)

@@ -1,0 +1,154 @@
+"""The engine-free part of every party's folder: its keys, the agreement, and the bank's own code to complete."""
+
+import runpy
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from privfed.aggregation.rules import FedAvg
+from privfed.agreement import SESSION_BYTES, Agreement, OpeningPolicy, encode_agreement
+from privfed.deploy.deployment import KEY_HOLDER, PARTY, SERVER, Deployment, versions_here
+from privfed.deploy.plan import Plan
+from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, SHARED_KEY, SITE
+from privfed.errors import DeploymentError
+from privfed.files import create, make_folder
+from privfed.he.escrow_secret import EscrowKey
+from privfed.he.params import CkksParams
+from privfed.he.secret import SharedKey
+from privfed.he.threshold import ThresholdKey
+from privfed.identity import Identity, PublicIdentity, Roster
+from privfed.keys.party import Party, create_server
+from privfed.keys.roster import PinnedRoster
+from privfed.training.model import check_model, values_of
+from privfed.trust import EscrowTrust, ThresholdTrust, Trust
+from privfed.update import PlainVector
+
+
+def make_parties(plan: Plan, folder: Path) -> Deployment:
+    """Writes a folder for every party, without the engine's part.
+
+    With a roster, no key of a bank or the server is made here: each puts what `privfed keys` made into its folder itself.
+
+    Args:
+        plan: Who takes part.
+        folder: A new folder for all of them; it is made, mode 0700.
+
+    Returns:
+        Who is where, as it stands in every folder.
+
+    Raises:
+        DeploymentError: If the folder exists, or the site file has no `model()`.
+        PrivFedError: If the model or the terms are refused.
+        ValueError: If a value of the plan is out of its range.
+    """
+    if folder.exists():
+        raise DeploymentError(f"{folder} is there already; nothing was done; name a new folder")
+    start = initial_values(plan.site)
+    make_folder(folder)
+    try:
+        return _make(plan, folder, start)
+    except BaseException:
+        shutil.rmtree(folder)  # half a deployment is none
+        raise
+
+
+def initial_values(site: Path) -> PlainVector:
+    """The weights from which the model of a site file starts.
+
+    Raises:
+        DeploymentError: If the file has no `model()` that makes a module.
+        UnsupportedModelError: As `check_model`.
+    """
+    if not site.is_file():
+        raise DeploymentError(f"there is no file {site}; nothing was done; name a Python file with model() and client()")
+    make = runpy.run_path(str(site)).get("model")
+    model = make() if callable(make) else None
+    if not isinstance(model, nn.Module):
+        raise DeploymentError(f"{site.name} has no model() that returns a torch module; nothing was done")
+    check_model(model)
+    return values_of(model)
+
+
+def _make(plan: Plan, folder: Path, start: PlainVector) -> Deployment:
+    server, banks, encryption_keys = _identities(plan, folder)
+    session = bytes.fromhex(plan.session) or secrets.token_bytes(SESSION_BYTES)
+    fingerprint, trust, params = "", None, CkksParams.standard(bound=plan.bound)
+    if plan.mode == "SharedKey" and plan.roster is not None:
+        for name in banks:
+            create(folder / name / ROSTER, plan.roster.read_bytes())
+    elif plan.mode == "SharedKey":
+        shared = SharedKey.generate()
+        fingerprint = shared.fingerprint
+        for name in banks:
+            shared.save(folder / name / SHARED_KEY)
+    elif plan.mode == "ThresholdKey":
+        params = CkksParams.threshold(clients=len(banks), bound=plan.bound)
+        key = ThresholdKey(clients=len(banks), corrupted=plan.corrupted, dropouts=plan.dropouts)
+        trust = ThresholdTrust(key=key, encryption_keys=encryption_keys)
+    else:
+        params = CkksParams.escrow(bound=plan.bound)
+        fingerprint, trust = _holder(folder, session, params, encryption_keys)
+    agreement = _agreement(plan, start, session=session, server=server, banks=banks, params=params, trust=trust)
+    deployment = Deployment(
+        name=plan.name,
+        engine=plan.engine,
+        banks=tuple(banks),
+        host=plan.host,
+        port=plan.port,
+        min_clients=plan.min_clients,
+        rounds=plan.rounds,
+        key_holder=isinstance(trust, EscrowTrust),
+        key=fingerprint,
+        made=time.time(),
+        versions=versions_here(plan.engine),
+    )
+    for name in (SERVER, *deployment.parties):
+        create(folder / name / AGREEMENT, encode_agreement(agreement).encode())
+        deployment.save(folder / name)
+        create(folder / name / PARTY, f"{name}\n".encode())
+    for name in banks:
+        create(folder / name / SITE, plan.site.read_bytes())
+    return deployment
+
+
+def _agreement(plan: Plan, start: PlainVector, *, banks: Mapping[str, PublicIdentity], server: PublicIdentity, **terms: Any) -> Agreement:
+    return Agreement(
+        roster=Roster(server=server, clients=tuple(banks.values())),
+        layout=start.layout,
+        start=start.digest,
+        weights=plan.banks,
+        rule=FedAvg(),
+        policy=OpeningPolicy(min_clients=plan.min_clients, max_share=plan.max_share),
+        populations={name: name for name in banks} if plan.ledgers else {},
+        **terms,
+    )
+
+
+def _identities(plan: Plan, folder: Path) -> tuple[PublicIdentity, dict[str, PublicIdentity], dict[str, bytes]]:
+    if plan.roster is None:
+        server = create_server(folder / SERVER, name=SERVER)
+        members = [Party.create(folder / name, name=name).public for name in plan.banks]
+    else:
+        pinned = PinnedRoster.load(plan.roster)
+        if pinned.server.name != SERVER or {member.name for member in pinned.members} != set(plan.banks):
+            raise DeploymentError(
+                f"the roster must name the server {SERVER!r} and the banks of the plan, and names others; nothing was done"
+            )
+        server, members = pinned.server, list(pinned.members)
+        for name in (SERVER, *plan.banks):
+            make_folder(folder / name)
+    return server, {each.name: each.identity for each in members}, {each.name: each.encryption_key for each in members}
+
+
+def _holder(folder: Path, session: bytes, params: CkksParams, encryption_keys: dict[str, bytes]) -> tuple[str, Trust]:
+    make_folder(folder / KEY_HOLDER)
+    identity, key = Identity.generate(KEY_HOLDER), EscrowKey.generate()
+    identity.save(folder / KEY_HOLDER / IDENTITY)
+    key.save(folder / KEY_HOLDER / ESCROW_KEY)
+    public_key = key.public_key(session=session, params=params)
+    return key.fingerprint, EscrowTrust(holder=identity.public, public_key=public_key, encryption_keys=encryption_keys)

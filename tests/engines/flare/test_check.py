@@ -1,0 +1,338 @@
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare", reason="needs nvflare: pip install 'privfed[flare]'")
+
+from typer.testing import CliRunner
+
+from privfed.cli import app
+from privfed.deploy.certificates import lets_strangers_in
+from privfed.deploy.plan import Plan
+from privfed.engines.deployments import problems, write_deployment
+from privfed.engines.flare.policies import NO_CODE
+from privfed.engines.node import Node
+from privfed.errors import DeploymentError
+from privfed.he.secret import SharedKey
+from privfed.identity import Identity
+from privfed.keys.chain import KeyChain
+from privfed.keys.party import Party, create_server
+from privfed.keys.roster import PinnedRoster, server_line
+from tests.engines.flare.loopback import edit, free_port
+from tests.engines.flare.plans import PAYSIM_SITE, SITE, write_plan
+
+UNREACHABLE = "cannot be reached from here"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    write_deployment(Plan.load(write_plan(folder, port=free_port())), folder / "deployment")
+    return folder / "deployment"
+
+
+@pytest.fixture
+def deployment(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "deployment")
+    return tmp_path / "deployment"
+
+
+def found(folder: Path, **options: Any) -> str:
+    """What is wrong, apart from the server that is not running."""
+    return "\n".join(line for line in problems(folder, **options) if UNREACHABLE not in line)
+
+
+def test_nothing_is_wrong_with_a_folder_as_it_was_written(deployment: Path) -> None:
+    for name in ("server", "bank_a", "bank_b", "bank_c"):
+        assert found(deployment / name) == "", name
+
+
+def test_nobody_but_the_owner_can_read_anything_of_a_deployment(deployment: Path) -> None:
+    assert [path for path in (deployment, *deployment.iterdir()) if path.stat().st_mode & 0o077] == []
+
+
+def test_the_server_and_the_operator_get_no_key_of_the_banks(deployment: Path) -> None:
+    secret = (deployment / "bank_a" / "shared.key").read_bytes()
+    assert secret == (deployment / "bank_b" / "shared.key").read_bytes()
+    for name in ("server", "operator", "certificate_authority"):
+        assert not [path for path in (deployment / name).rglob("*") if path.is_file() and secret[-32:] in path.read_bytes()], name
+
+
+def test_the_job_is_configuration_only(deployment: Path) -> None:
+    files = [path for path in (deployment / "operator" / "job").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json"}
+    assert len(files) == 3
+
+
+@pytest.mark.parametrize("which", ["server", "bank_a"])
+def test_an_expired_certificate_is_found(deployment: Path, which: str) -> None:
+    later = datetime.now(UTC) + timedelta(days=400)
+    assert "expired on" in found(deployment / which, now=later)
+    assert "privfed deploy certificates" in found(deployment / which, now=later)
+
+
+def test_a_clock_that_is_behind_is_found(deployment: Path) -> None:
+    lines = found(deployment / "bank_a", now=datetime.now(UTC) - timedelta(days=2))
+    assert "before this deployment was made" in lines
+    assert "client.crt: the certificate begins on" in lines
+    assert lines.count("set the clock") == 3  # this deployment, the certificate, and that of its authority
+
+
+def test_a_key_of_another_certificate_is_found(deployment: Path) -> None:
+    shutil.copy(deployment / "bank_b/flare/startup/client.key", deployment / "bank_a/flare/startup/client.key")
+    assert "client.key: it is not the key of client.crt" in found(deployment / "bank_a")
+
+
+def test_a_certificate_of_another_party_is_found(deployment: Path) -> None:
+    for file in ("client.crt", "client.key"):
+        shutil.copy(deployment / "bank_b/flare/startup" / file, deployment / "bank_a/flare/startup" / file)
+    assert "client.crt: it belongs to 'bank_b', not to 'bank_a'" in found(deployment / "bank_a")
+
+
+def test_a_certificate_of_another_authority_is_found_and_new_ones_are_in_order(deployment: Path, tmp_path: Path) -> None:
+    new = tmp_path / "renewed"
+    result = CliRunner().invoke(app, ["deploy", "certificates", str(deployment / "server"), "--out", str(new)])
+    assert result.exit_code == 0, result.output
+    assert not [path for path in new.rglob("*") if path.name in {"identity.pem", "shared.key", "agreement.json"}]
+    startup = deployment / "bank_a/flare/startup"
+    shutil.copy(new / "bank_a/flare/startup/rootCA.pem", startup / "rootCA.pem")
+    assert "client.crt: it is not signed by rootCA.pem" in found(deployment / "bank_a")
+    (deployment / "bank_a/flare/local/privacy.json").write_text("{}")
+    shutil.rmtree(startup)
+    shutil.move(new / "bank_a/flare/startup", startup)
+    assert found(deployment / "bank_a") == ""
+    assert (deployment / "bank_a/flare/local/privacy.json").read_text() == "{}"
+    assert CliRunner().invoke(app, ["deploy", "certificates", str(deployment / "server"), "--out", str(new)]).exit_code == 2
+
+
+def test_missing_and_readable_keys_are_found(deployment: Path) -> None:
+    startup = deployment / "bank_a/flare/startup"
+    (startup / "client.key").chmod(0o644)
+    assert "client.key" in found(deployment / "bank_a")
+    assert "chmod 600" in found(deployment / "bank_a")
+    (startup / "client.key").unlink()
+    (startup / "client.crt").unlink()
+    assert "cannot be read" in found(deployment / "bank_a")
+
+
+def test_a_signing_key_that_the_agreement_does_not_pin_is_found(deployment: Path) -> None:
+    (deployment / "bank_a/identity.pem").unlink()
+    assert "identity.pem is missing" in found(deployment / "bank_a")
+    Identity.generate("bank_a").save(deployment / "bank_a/identity.pem")
+    assert "identity.pem is not the key that the agreement pins for 'bank_a'" in found(deployment / "bank_a")
+
+
+def test_another_shared_key_is_found(deployment: Path) -> None:
+    (deployment / "bank_a/shared.key").unlink()
+    assert "shared.key is missing" in found(deployment / "bank_a")
+    SharedKey.generate().save(deployment / "bank_a/shared.key")
+    assert "shared.key is another key" in found(deployment / "bank_a")
+
+
+def test_other_versions_are_found(deployment: Path) -> None:
+    for name in ("privfed", "tenseal", "nvflare"):
+        edit(deployment / "bank_a/deployment.json", "versions", name, to="0.0.7")
+    lines = found(deployment / "bank_a")
+    for name in ("privfed", "tenseal", "nvflare"):
+        assert f"install {name}==0.0.7" in lines
+
+
+@pytest.mark.parametrize("right", NO_CODE)
+@pytest.mark.parametrize("role", ["project_admin", "lead"])
+def test_code_of_jobs_that_a_role_may_bring_is_found(deployment: Path, role: str, right: str) -> None:
+    edit(deployment / "bank_a/flare/local/authorization.json", "permissions", role, right, to="any")
+    assert f"lets the role {role!r} bring code ({right})" in found(deployment / "bank_a")
+
+
+def test_flare_s_own_policy_is_found_wanting(deployment: Path) -> None:
+    local = deployment / "bank_a/flare/local"
+    shutil.copy(local / "authorization.json.default", local / "authorization.json")
+    assert "lets the role 'lead' bring code" in found(deployment / "bank_a")
+    (local / "authorization.json").unlink()
+    assert "authorization.json is missing or damaged" in found(deployment / "bank_a")
+    shutil.copy(local / "resources.json.default", local / "resources.json")
+    assert "lets jobs name other classes" in found(deployment / "bank_a")
+    assert "sends logs to the server" in found(deployment / "bank_a")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("class_allow_list", ["*"]), ("class_allow_list", ["privfed."]), ("class_list_enforcement_mode", "warn")]
+)
+def test_other_classes_that_jobs_may_name_are_found(deployment: Path, key: str, value: object) -> None:
+    for name in ("server", "bank_a"):
+        edit(deployment / name / "flare/local/resources.json", key, to=value)
+        assert "lets jobs name other classes" in found(deployment / name)
+
+
+def test_a_server_that_stores_where_others_read_or_waits_for_the_dead_is_found(deployment: Path) -> None:
+    resources = deployment / "server/flare/local/resources.json"
+    edit(resources, "servers", 0, "heart_beat_timeout", to=600)
+    edit(resources, "components", 1, "args", "uri_root", to="/tmp/nvflare/jobs-storage")  # noqa: S108
+    (deployment / "server/flare/storage").chmod(0o755)
+    lines = found(deployment / "server")
+    assert "set heart_beat_timeout to 30" in lines
+    assert "under /tmp" in lines
+    assert "chmod 700" in lines
+
+
+def test_an_open_control_port_is_found(deployment: Path) -> None:
+    edit(deployment / "server/flare/startup/fed_server.json", "servers", 0, "admin_port", to=8003)
+    edit(deployment / "server/flare/startup/fed_server.json", "servers", 0, "connection_security", to="tls")
+    edit(deployment / "bank_a/flare/startup/fed_client.json", "client", "connection_security", to="clear")
+    assert "opens a control port of its own" in found(deployment / "server")
+    assert "does not demand certificates from both sides" in found(deployment / "server")
+    assert "does not demand certificates from both sides" in found(deployment / "bank_a")
+
+
+def test_an_unreachable_server_is_found_and_the_exit_code_is_1(deployment: Path) -> None:
+    result = CliRunner().invoke(app, ["deploy", "check", str(deployment / "bank_a")])
+    assert result.exit_code == 1
+    assert UNREACHABLE in result.stdout
+    assert len(result.stdout.splitlines()) == 1
+    assert CliRunner().invoke(app, ["deploy", "check", str(deployment / "server")]).exit_code == 0
+
+
+@contextmanager
+def listening(folder: Path, *, demand: bool) -> Iterator[int]:
+    """A TLS server with the certificate of a deployment, that demands one of its clients, or does not."""
+    startup = folder / "server/flare/startup"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(startup / "server.crt", startup / "server.key")
+    context.load_verify_locations(startup / "rootCA.pem")
+    context.verify_mode = ssl.CERT_REQUIRED if demand else ssl.CERT_NONE
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                    with context.wrap_socket(connection, server_side=True) as secured:
+                        secured.sendall(b"\x00\x00\x00\x04\x00")
+                        secured.recv(100)
+                except ssl.SSLError:
+                    continue
+                except OSError:
+                    return
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_server_that_talks_to_strangers_is_told_from_one_that_demands_certificates(deployment: Path) -> None:
+    with listening(deployment, demand=True) as port:
+        assert lets_strangers_in("localhost", port, seconds=5) is False
+    with listening(deployment, demand=False) as port:
+        assert lets_strangers_in("localhost", port, seconds=5) is True
+        edit(deployment / "bank_a/deployment.json", "port", to=port)
+        assert "talks to somebody without a certificate" in found(deployment / "bank_a")
+
+
+@pytest.mark.parametrize(
+    ("plan", "site", "message"),
+    [
+        ('engine = "flower"', SITE, "no folders are written for the engine"),
+        ('mode = "Plaintext"', SITE, "expected a mode of"),
+        ("colour = 1", SITE, "keys that no plan has: colour"),
+        ("dropouts = 1", SITE, "with ThresholdKey alone"),
+        ("rounds = 0", SITE, "at least 1 round"),
+        ("", "x = 1", "has no model()"),
+        ("min_clients = 4", SITE, "the policy demands 4"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_and_nothing_is_left(tmp_path: Path, plan: str, site: str, message: str) -> None:
+    path = write_plan(tmp_path, port=8002, site=site)
+    key = plan.partition(" = ")[0]
+    lines = [line for line in path.read_text().splitlines() if not key or not line.startswith(f"{key} =")]
+    path.write_text("\n".join([plan, *lines]))
+    result = CliRunner().invoke(app, ["deploy", "init", str(path), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_name_that_flare_does_not_take_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    path = write_plan(tmp_path, port=8002)
+    path.write_text(path.read_text().replace("bank_a", '"bank.a"'))
+    with pytest.raises(DeploymentError, match="FLARE does not take these names"):
+        write_deployment(Plan.load(path), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_there_is_not_touched(deployment: Path, tmp_path: Path) -> None:
+    path = write_plan(tmp_path, port=8002)
+    before = sorted(deployment.rglob("*"))
+    with pytest.raises(DeploymentError, match="is there already"):
+        write_deployment(Plan.load(path), deployment)
+    assert sorted(deployment.rglob("*")) == before
+
+
+@pytest.mark.parametrize("mode", ["EscrowKey", "ThresholdKey"])
+def test_every_trust_mode_has_folders(tmp_path: Path, mode: str) -> None:
+    path = write_plan(tmp_path, port=free_port(), site=PAYSIM_SITE)
+    banks = "\n".join(f"bank_{letter} = 1.0" for letter in "defg")
+    quorum = "corrupted = 2\ndropouts = 1" if mode == "ThresholdKey" else ""
+    path.write_text(f'mode = "{mode}"\n{quorum}\n{path.read_text()}\n{banks}\n')
+    parties = write_deployment(Plan.load(path), tmp_path / "out").parties
+    assert ("key_holder" in parties) is (mode == "EscrowKey")
+    for name in ("server", *parties):
+        assert found(tmp_path / "out" / name) == "", name
+    for name in parties:
+        with Node(tmp_path / "out" / name) as node:
+            assert node.name == name
+    assert not list((tmp_path / "out").rglob("shared.key"))
+    assert len(list((tmp_path / "out").rglob("escrow.key"))) == (mode == "EscrowKey")
+
+
+def rostered(folder: Path) -> Path:
+    """A plan with the roster of keys that were made elsewhere, in the folder `keys`."""
+    (folder / "keys").mkdir()
+    lines = [server_line(create_server(folder / "keys/server", name="server"))]
+    lines += [Party.create(folder / "keys" / name, name=name).public.line for name in ("bank_a", "bank_b", "bank_c")]
+    (folder / "roster.txt").write_text("\n".join(lines))
+    (folder / "roster.txt").chmod(0o644)
+    path = write_plan(folder, port=free_port(), site=PAYSIM_SITE)
+    path.write_text(f'roster = "roster.txt"\n{path.read_text()}')
+    return path
+
+
+def test_with_a_roster_no_key_of_a_bank_is_made_and_each_puts_its_own_into_its_folder(tmp_path: Path) -> None:
+    path = rostered(tmp_path)
+    with pytest.raises(ValueError, match="expected the session of the banks' shared key where a roster is given"):
+        Plan.load(path)
+    chain = KeyChain.generate(PinnedRoster.load(tmp_path / "roster.txt"))
+    path.write_text(f'session = "{chain.facts.session.hex()}"\n{path.read_text()}')
+    write_deployment(Plan.load(path), tmp_path / "out")
+    for name in ("identity.pem", "encryption.pem", "shared.key"):
+        assert not list((tmp_path / "out").rglob(name))
+    bank = tmp_path / "out/bank_a"
+    assert "copy what privfed keys init made" in found(bank)
+    assert "shared.key is missing" in found(bank)
+    shutil.copytree(tmp_path / "keys/bank_a", bank, dirs_exist_ok=True)
+    chain.save(bank / "shared.key")
+    assert found(bank) == ""
+    with Node(bank) as node:
+        assert node.name == "bank_a"
+
+
+@pytest.mark.parametrize("session", ["", "0" * 31, "g" * 32])
+def test_a_session_that_is_none_is_refused(tmp_path: Path, session: str) -> None:
+    path = rostered(tmp_path)
+    path.write_text(f'session = "{session}"\n{path.read_text()}')
+    with pytest.raises(ValueError, match="expected (the|a) session"):
+        Plan.load(path)
+
+
+def test_the_example_can_be_deployed_and_its_banks_open_their_folders(tmp_path: Path) -> None:
+    write_deployment(Plan.load(Path(__file__).parents[3] / "examples/deployment/fraud.toml"), tmp_path / "out")
+    for name in ("bank_a", "bank_b", "bank_c"):
+        with Node(tmp_path / "out" / name) as node:
+            assert node.name == name
