@@ -79,6 +79,33 @@ done
 )
 
 
+def start_all(first: str, second: str) -> str:
+    """The script that starts both processes of a party as one user, to try it on one machine."""
+    return f"""\
+#!/bin/sh
+# Starts both processes of this party, as one user. On a host of its own, each gets its own user: see the guide.
+cd "$(dirname "$0")/flower" || exit 1
+trap 'kill $first $second 2>/dev/null' EXIT
+trap 'exit 1' INT TERM
+./{first} & first=$!
+./{second} & second=$!
+wait $second
+"""
+
+
+def submit(*, rounds: int) -> str:
+    """The operator's script. It runs on the server's host: the control path leads nowhere else.
+
+    Args:
+        rounds: Of the whole run.
+    """
+    return f"""\
+#!/bin/sh
+# Holds the rounds that are missing, on the server's host, and fails loudly.
+exec "${{PRIVFED_SERVER:-$(dirname "$0")/../server}}/flower/run.sh" {rounds} "$@"
+"""
+
+
 def server_environment() -> str:
     """Environment file of the server."""
     return f"{_QUIET}PRIVFED_SUPERLINK_PORT={SUPERLINK_PORT}\n"

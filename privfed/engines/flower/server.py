@@ -17,6 +17,7 @@ from privfed.engines.coordinator import coordinate
 from privfed.engines.exchange import Exchange, TimeOuts
 from privfed.engines.flower.app import TIME_OUT
 from privfed.engines.flower.exchange import FlowerExchange, registered
+from privfed.engines.forbidden import forbid_secrets
 from privfed.engines.party_folder import ROUNDS
 from privfed.engines.server_log import ServerLog
 from privfed.errors import CohortError
@@ -53,10 +54,12 @@ def coordinate_run(grid: Grid, context: Context) -> None:
     """Holds the rounds that are not held yet; what the server's folder holds already is not done again.
 
     Raises:
+        ImportError: If torch or a secret key was loaded in this process.
         CohortError: If one of them could not be held; Flower would call the run completed.
         PrivFedError: As `coordinate`.
         ValueError: If the environment names no folder.
     """
+    forbid_secrets()
     named = os.environ.get(FOLDER)
     if not named:
         raise ValueError(f"expected the SuperLink to be started with {FOLDER}, the path of the server's folder")

@@ -78,7 +78,7 @@ def guard(apps: Collection[str], *, refused: Callable[[str], None]) -> None:
     pull = internals._pull_and_store_message
     runs: dict[int, Any] = {}
 
-    def checked(*, get_run: Callable[[int], Any], get_fab: Callable[[str, int], Any], **others: Any) -> object:  # noqa: ANN401 -- Flower's types
+    def checked(*, get_run: Callable[[int], Any], get_fab: Callable[[str, int], Any], **others: Any) -> object:
         def run_of(run_id: int) -> Any:
             runs[run_id] = get_run(run_id)
             return runs[run_id]

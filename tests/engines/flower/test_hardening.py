@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install privfed
 
 from privfed import __version__
 from privfed.engines.flower import certificates, scripts
-from privfed.engines.flower.provisioning import write
+from privfed.engines.flower.provisioning import _port_problems, write
 from tests.engines.flower.processes import BANKS, Place, free_port, nginx, wait_for
 
 pytestmark = pytest.mark.nightly
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.nightly
 def place() -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="pf-") as folder:
         root = Path(folder)
-        write(SimpleNamespace(host="127.0.0.1", port=free_port(), parties=BANKS, versions={"privfed": __version__}), root)
+        write(SimpleNamespace(host="127.0.0.1", port=free_port(), parties=BANKS, versions={"privfed": __version__}, rounds=3), root)
         with Place(root) as place:
             place.settle()
             place.start_superlink()
@@ -85,6 +85,15 @@ FORBIDDEN = [
 def test_the_proxy_closes_every_path_but_those_of_the_nodes(place: Place) -> None:
     port = start_proxy(place)
     assert {path: status(place, port, path) for path in FORBIDDEN} == dict.fromkeys(FORBIDDEN, 403)
+    # `privfed deploy check` tells the one from the other, and from nobody.
+    authority = place.folder("bank_a") / "ca.pem"
+    found = [
+        _port_problems(SimpleNamespace(host="127.0.0.1", port=at), authority=authority, server=False)
+        for at in (port, place.superlink_port, free_port())
+    ]
+    assert [len(each) for each in found] == [0, 1, 1]
+    assert "the control path is open" in found[1][0]
+    assert "nothing of ours answers" in found[2][0]
     # On the SuperLink's own port, which is on loopback alone, the control path is open to all: that is why there is a proxy.
     assert status(place, place.superlink_port, "/v1/control/list-runs") == 200
     # Nodes get through, to a SuperLink that asks who they are; so do pieces of 8 MB.
@@ -96,7 +105,6 @@ def test_the_proxy_closes_every_path_but_those_of_the_nodes(place: Place) -> Non
     # With nothing but the public certificate of the authority, no app can be submitted.
     config = place.root / "stranger" / "config.toml"
     config.parent.mkdir()
-    authority = place.folder("bank_a") / "ca.pem"
     for target, expected in ((port, False), (place.superlink_port, True)):
         config.write_text(
             f'[superlink]\ndefault = "consortium"\n[superlink.consortium]\n'

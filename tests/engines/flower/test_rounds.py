@@ -32,7 +32,7 @@ def root() -> Iterator[Path]:
 
 def settle(root: Path, **terms: Any) -> tuple[Deployed, Place]:
     deployed = deploy(root, **terms)
-    write(SimpleNamespace(host="127.0.0.1", port=free_port(), parties=deployed.names, versions={"privfed": __version__}), root)
+    write(SimpleNamespace(host="127.0.0.1", port=free_port(), parties=deployed.names, versions={"privfed": __version__}, rounds=3), root)
     place = Place(root)
     place.settle()
     return deployed, place
