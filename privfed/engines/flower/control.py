@@ -79,7 +79,8 @@ def run(app: Path, *, rounds: int, time_outs: Mapping[str, float] = MappingProxy
 
 
 def _flwr(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run(["flwr", *arguments, "--format", "json"], capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)  # noqa: S603, S607 -- fixed command, found beside this Python
+    command = ["flwr", *arguments, "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)  # noqa: S603 -- no shell
     try:
         answer = json.loads(done.stdout[done.stdout.index("{") :])
     except ValueError as error:

@@ -73,9 +73,9 @@ class FlowerExchange:
     """An `Exchange` over a Flower grid.
 
     A party is asked as soon as its SuperNode is online, and again if that was restarted meanwhile; asking twice is harmless, because a
-    node resends what it had stored. Flower notices after 50 to 63 seconds that a SuperNode was killed; a party whose SuperNode then stays
-    away for a minute is waited for no longer, however much time there is. The transport is not trusted: whose reply it is, and for
-    which round, is decided by what is signed inside.
+    node resends what it had stored. Flower notices after two heart beats of 30 seconds that a SuperNode was killed; a party whose
+    SuperNode then stays away for a minute is waited for no longer, however much time there is. The transport is not trusted: whose reply
+    it is, and for which round, is decided by what is signed inside.
 
     Args:
         grid: The grid of the run.
