@@ -21,6 +21,7 @@ from privfed.engines.flower.exchange import FlowerExchange, Online
 from privfed.engines.party_folder import answering_parties, read_agreement
 
 _SERVER = "server"
+_START_SECONDS = 600.0
 
 
 def simulate(folder: Path, *, rounds: int, time_outs: TimeOuts | None = None, workers: int = 2) -> CoordinatedRun:
@@ -29,7 +30,8 @@ def simulate(folder: Path, *, rounds: int, time_outs: TimeOuts | None = None, wo
     Args:
         folder: It holds a folder for the server and each other party, as `privfed deploy init` writes them.
         rounds: Number of all rounds, those in the server's folder among them, at least 1.
-        time_outs: How long answers are waited for; left out, `TimeOuts()`.
+        time_outs: How long answers are waited for; left out, `TimeOuts()` with ten minutes for the first message, over which Flower starts
+            its workers.
         workers: Processes in which parties work, each on a core of its own, at least 1.
 
     Returns:
@@ -48,7 +50,7 @@ def simulate(folder: Path, *, rounds: int, time_outs: TimeOuts | None = None, wo
     @server_app.main()
     def _coordinate(grid: Grid, context: Context) -> None:  # noqa: ARG001 -- Flower calls it by position
         exchange = FlowerExchange(grid, nodes=lambda grid: _any_node_for_each(grid, names))
-        runs.append(coordinate(folder / _SERVER, exchange, rounds=rounds, time_outs=time_outs))
+        runs.append(coordinate(folder / _SERVER, exchange, rounds=rounds, time_outs=time_outs or TimeOuts(status=_START_SECONDS)))
 
     @client_app.train()
     def _answer(message: Message, context: Context) -> Message:  # noqa: ARG001 -- Flower calls it by position
