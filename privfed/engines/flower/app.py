@@ -20,7 +20,9 @@ FOLDER = "consortium-app"
 TIME_OUT = "time-out-"
 """In front of the name of a step: key of its time-out in the app's configuration, in seconds."""
 
-_TIME_OUTS = "\n".join(f"{TIME_OUT}{name} = {seconds}" for name, seconds in asdict(TimeOuts()).items())
+# For each message Flower polls and starts a process, so that the shortest times of other engines are too short for it.
+_PATIENT = TimeOuts(status=180.0, setup=240.0, approval=240.0)
+_TIME_OUTS = "\n".join(f"{TIME_OUT}{name} = {seconds}" for name, seconds in asdict(_PATIENT).items())
 _FILES = {
     "pyproject.toml": f"""\
 [build-system]

@@ -69,10 +69,16 @@ exec python -m privfed.engines.flower.party --folder "$PRIVFED_FOLDER" --socket 
 START_SUPERNODE = (
     _BEGIN.format(purpose="Starts the SuperNode, again and again. As another user, who can read this folder and reach the node's socket.")
     + """\
+node=
+trap 'kill $node 2>/dev/null; exit 0' INT TERM
 while true; do
   python -m privfed.engines.flower.supernode --apps apps.sha256 \\
     --superlink "$PRIVFED_SUPERLINK" --root-certificates ca.pem --auth-supernode-private-key node.key \\
-    --host 127.0.0.1 --port "$PRIVFED_NODE_PORT" --node-config "socket=\\"${PRIVFED_SOCKET:-$PWD/node.sock}\\"" || [ $? -ne 2 ]
+    --host 127.0.0.1 --port "$PRIVFED_NODE_PORT" --node-config "socket=\\"${PRIVFED_SOCKET:-$PWD/node.sock}\\"" &
+  node=$!
+  ended=0
+  wait $node || ended=$?
+  [ $ended -ne 2 ] || exit 2
   sleep 5
 done
 """
