@@ -614,7 +614,8 @@ def test_help_does_not_wait_for_torch_or_pandas() -> None:
     )
     names = [name for name, _ in commands()]
     keys = ["init", "wrap", "unwrap", "rotate", "show", "scan"]
-    groups = ["ledger show", "ledger verify", *(f"keys {name}" for name in keys)]
+    deploy = [f"deploy {name}" for name in ("init", "certificates", "check")]
+    groups = ["history show", "ledger show", "ledger verify", *(f"keys {name}" for name in keys), *deploy]
     assert names == ["demo", "simulate", "partition", "audit", "report", *groups]
     assert subprocess.run([sys.executable, "-c", program, *names], check=False).returncode == 0
 

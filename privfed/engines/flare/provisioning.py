@@ -20,7 +20,6 @@ from privfed.engines.flare.policies import AUTHORIZATION, KIT, STORAGE, client_r
 from privfed.errors import DeploymentError
 
 JOB: Final = "job"
-AUTHORITY: Final = "certificate_authority"
 _API_VERSION: Final = 3
 # The first answer of a bank comes after its data are loaded. One that is gone is noticed by FLARE long before.
 _LOADING_SECONDS: Final = 900.0
@@ -56,8 +55,7 @@ exec python3 -m privfed.engines.flare.submit .
 def write(deployment: Deployment, folder: Path) -> None:
     """Adds a start-up kit to the folder of every party, and makes a folder for the operator, who submits the job.
 
-    The key of the certificate authority is in a folder of its own: who holds it can make certificates of new parties for FLARE, though
-    not for privfed, whose parties are pinned by the keys in the agreement.
+    The key of the certificate authority is not kept: nobody can make a certificate of another party afterwards.
 
     Args:
         deployment: Who is where.
@@ -76,10 +74,6 @@ def write(deployment: Deployment, folder: Path) -> None:
         operator.mkdir(mode=0o700)
         shutil.move(kits / operator_name(deployment), operator / KIT)
         deployment.save(operator)
-        authority = folder / AUTHORITY
-        authority.mkdir(mode=0o700)
-        shutil.move(kits.parent / "state" / "cert.json", authority / "cert.json")
-        (authority / "cert.json").chmod(0o600)
     write_job(
         operator / JOB,
         name=deployment.name,

@@ -105,7 +105,13 @@ class Loopback:
         """A job of the deployment with other numbers, and with other classes at some parties."""
         job = self.folder / name
         shutil.copytree(self.folder / OPERATOR / "job", job, ignore=shutil.ignore_patterns(".*"))
-        edit(job / "server/config/config_fed_server.json", "workflows", 0, "args", to={"rounds": rounds, "time_outs": time_outs})
+        edit(
+            job / "server/config/config_fed_server.json",
+            "workflows",
+            0,
+            "args",
+            to={"rounds": rounds, "time_outs": {"status": 900.0} | time_outs},
+        )
         for party, kind in (parties or {}).items():
             shutil.copytree(job / "party", job / party)
             edit(job / party / "config/config_fed_client.json", "executors", 0, "executor", "path", to=kind)

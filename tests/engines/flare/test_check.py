@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("nvflare", reason="needs nvflare: pip install 'privfed[flare]'")
 
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509 import load_pem_x509_certificate
 from typer.testing import CliRunner
 
 from privfed.cli import app
@@ -62,8 +64,17 @@ def test_nobody_but_the_owner_can_read_anything_of_a_deployment(deployment: Path
 def test_the_server_and_the_operator_get_no_key_of_the_banks(deployment: Path) -> None:
     secret = (deployment / "bank_a" / "shared.key").read_bytes()
     assert secret == (deployment / "bank_b" / "shared.key").read_bytes()
-    for name in ("server", "operator", "certificate_authority"):
+    for name in ("server", "operator"):
         assert not [path for path in (deployment / name).rglob("*") if path.is_file() and secret[-32:] in path.read_bytes()], name
+
+
+def test_the_key_of_the_certificate_authority_is_not_kept(deployment: Path) -> None:
+    held = [path for path in deployment.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    tls = [path for path in held if path.name in {"client.key", "server.key"}]
+    assert len(tls) == 5
+    assert {path.name for path in held} == {"client.key", "server.key", "identity.pem", "encryption.pem"}
+    root = load_pem_x509_certificate((deployment / "server/flare/startup/rootCA.pem").read_bytes()).public_key()
+    assert root not in [load_pem_private_key(path.read_bytes(), password=None).public_key() for path in tls]
 
 
 def test_the_job_is_configuration_only(deployment: Path) -> None:

@@ -40,7 +40,9 @@ def check_models(running: Loopback, expected: np.ndarray, *, rounds: int) -> Non
 def test_a_bank_that_was_killed_while_it_trained_catches_up_exactly(running: Loopback, tmp_path: Path) -> None:
     bank = running.folder / "bank_c"
     (bank / "hold-1").touch()
-    submitting = running.submitting(running.job("first", rounds=3, training=30))
+    submitting = running.submitting(
+        running.job("first", rounds=3, training=30)
+    )  # that it is gone, FLARE says long before the 900 s for its next answer are over
     running.wait_until((bank / "holding").exists, "bank_c to train in round 1", seconds=SECONDS)
     running.kill("bank_c")
     assert submitting.communicate(timeout=SECONDS)[0].splitlines()[-1] == COMPLETED
