@@ -12,7 +12,7 @@ from pathlib import Path
 from privfed.deploy.check import party_problems
 from privfed.deploy.deployment import SERVER, Deployment, party_name
 from privfed.deploy.plan import Plan
-from privfed.errors import DeploymentError, UnsupportedInThisModeError
+from privfed.errors import DeploymentError
 from privfed.files import make_folder
 
 
@@ -73,7 +73,9 @@ def problems(folder: Path, *, now: datetime | None = None) -> list[str]:
         from privfed.engines.flare.check import problems as flare_problems  # noqa: PLC0415 -- an extra
 
         return found + flare_problems(folder, deployment, name=name, now=now)
-    return found
+    from privfed.engines.flower.provisioning import problems as flower_problems  # noqa: PLC0415 -- an extra
+
+    return found + flower_problems(folder, deployment, name=name, now=now)
 
 
 def _write_engine(deployment: Deployment, folder: Path) -> None:
@@ -82,13 +84,16 @@ def _write_engine(deployment: Deployment, folder: Path) -> None:
             from privfed.engines.flare.provisioning import write  # noqa: PLC0415 -- an extra
 
             write(deployment, folder)
+        else:
+            from privfed.engines.flower.provisioning import write as write_flower  # noqa: PLC0415 -- an extra
+
+            write_flower(deployment, folder)
     except BaseException:
         shutil.rmtree(folder)  # half a deployment is none
         raise
 
 
 def _check_engine(engine: str) -> None:
-    if engine != "flare":
-        raise UnsupportedInThisModeError(f"no folders are written for the engine {engine!r} yet; nothing was done; take flare")
-    if importlib.util.find_spec("nvflare") is None:
-        raise DeploymentError("the engine flare needs nvflare; nothing was done; pip install 'privfed[flare]'")
+    module = {"flare": "nvflare", "flower": "flwr"}[engine]
+    if importlib.util.find_spec(module) is None:
+        raise DeploymentError(f"the engine {engine} needs {module}; nothing was done; pip install 'privfed[{engine}]'")
