@@ -405,9 +405,10 @@ def run_round(
     with clock.phase("open"):
         for name, client in clients.items():
             if answers(name, Stage.OPENING):
+                if holder_key and context.round not in client.opened_rounds():
+                    # Whoever was not at the setup has it from here; without it a client cannot even say that it did not open.
+                    client.take_key(context, holder_key)
                 try:
-                    if holder_key and context.round not in client.opened_rounds():
-                        client.take_key(context, holder_key)
                     client.open(context, data)
                 except PrivFedError:
                     # Why is the client's own knowledge: an answer that tells a server more helps it to forge.
