@@ -21,6 +21,9 @@ from privfed.wire_escrow import decode_holder_key
 class EscrowSession(ClientSession):
     """One client's side of a session with a key holder.
 
+    It encrypts to the public key that the agreed holder signed for this very attempt, and it takes one of these: nothing of an earlier
+    attempt can be added to a sum.
+
     It hands out its upload when it holds the commitments of all clients to theirs, and approves a sum of exactly these and no others: so
     nobody chose an upload that depends on this one. What it committed to and what it saw of the others is in its outbox, and stays.
 

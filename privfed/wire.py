@@ -5,6 +5,7 @@ UPLOAD     client -> server     the head of the client's privacy ledger, the enc
 DIGEST     server -> clients    who takes part, with which coefficients, by which rule, hashes of the uploads; the heads
 APPROVAL   client -> server     the hash of the digest; a countersignature of the head of each other participant; in `ThresholdKey` mode
                                 the sum of the client's shares
+HOLDER_KEY key holder -> clients in `EscrowKey` mode, before the setup: its public key of the attempt; see `privfed.wire_escrow`
 COMMIT     client -> server     in `EscrowKey` mode, before the upload: its hash; see `privfed.wire_commit`
 AGGREGATE  server -> openers    the digest, the approvals, the abridged uploads, the encrypted sum: see `privfed.wire_aggregate`
 PRODUCTS   server -> openers    where a rule needs inner products: the digest, the approvals, masked products; see `privfed.wire_products`

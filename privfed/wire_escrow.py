@@ -1,6 +1,6 @@
 """The messages that only `EscrowKey` has.
 
-HOLDER_KEY  key holder -> clients  its public key of one attempt, before anything is encrypted
+HOLDER_KEY key holder -> clients its public key of one attempt, before anything is encrypted
 REQUEST  server -> key holder    the digest, the approvals and the commitments; the uploads follow as their clients signed them
 OPENED   key holder -> clients   the request, and the opened sum, encrypted to every client; of a scored session in between what the rule
                                  chose, and what it was that was chosen; if nothing was, there is no sum

@@ -150,5 +150,4 @@ def _holder(folder: Path, session: bytes, params: CkksParams, encryption_keys: d
     identity, key = Identity.generate(KEY_HOLDER), EscrowKey.generate()
     identity.save(folder / KEY_HOLDER / IDENTITY)
     key.save(folder / KEY_HOLDER / ESCROW_KEY)
-    public_key = key.public_key(session=session, params=params)
-    return key.fingerprint, EscrowTrust(holder=identity.public, public_key=public_key, encryption_keys=encryption_keys)
+    return key.fingerprint, EscrowTrust(holder=identity.public, encryption_keys=encryption_keys)

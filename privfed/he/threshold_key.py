@@ -71,8 +71,9 @@ class ThresholdKey:
     def _nearest(self) -> str:
         """What each of the three numbers would have to be beside the other two, where there is such a number."""
         clients, corrupted, dropouts = self.clients, self.corrupted, self.dropouts
+        fewer = min((clients - corrupted - 1) // 2, clients - corrupted - LEAST_HONEST, clients - LEAST_CLIENTS)
         found = {
-            "dropouts": (fewer := min((clients - corrupted - 1) // 2, clients - corrupted - LEAST_HONEST, clients - LEAST_CLIENTS), fewer),
+            "dropouts": (fewer, fewer),
             "corrupted": (min(clients - 2 * dropouts - 1, clients - dropouts - LEAST_HONEST), dropouts),
             "clients": (max(corrupted + 2 * dropouts + 1, corrupted + dropouts + LEAST_HONEST, dropouts + LEAST_CLIENTS), dropouts),
         }

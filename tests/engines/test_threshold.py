@@ -94,9 +94,9 @@ def test_rounds_survive_every_kind_of_dropout_up_to_their_number(model: torch.nn
     assert all(state.rounds == (0, 1, 2, 3, 6) for state in models)
 
 
-def test_three_banks_of_which_one_may_be_corrupted_hold_exact_rounds_when_all_answer(model: torch.nn.Module, non_private: Make) -> None:
+def test_three_banks_of_which_one_may_be_corrupted_hold_exact_rounds_when_all_answer(model: torch.nn.Module, private: Make) -> None:
     script = Script(round_1={"bank_1": Stage.UPLOAD}, round_2={"bank_2": Stage.APPROVAL})
-    with Simulation(non_private(**terms(3, corrupted=1)), model) as simulation:
+    with Simulation(private(**terms(3, corrupted=1)), model) as simulation:
         history = simulation.run(rounds=4, absences=script)
     assert [summary.record.round for summary in history.rounds] == [0, 3]
     assert [failed.round for failed in history.failed] == [1, 2]

@@ -62,6 +62,23 @@ def test_a_weighted_sum_of_what_was_encrypted_to_the_holder_opens_bit_for_bit(
     assert np.array_equal(opened, np.array(coefficients) @ grids)
 
 
+@pytest.mark.parametrize(("clients", "most"), [(3, 0), (10, 3), (100, 39)])
+def test_a_sum_of_those_that_are_left_is_exact_with_every_number_of_dropouts(
+    key: AttemptKey, public: bytes, clients: int, most: int
+) -> None:
+    """The weights are those of whoever is left; each upload may be the one that is missing."""
+    rng, layout = np.random.default_rng(1), Layout(names=("weight",), shapes=((50,),))
+    grids = rng.integers(-PARAMS.amplitude, PARAMS.amplitude, (clients, layout.size), endpoint=True)
+    vectors = [encrypt_to_holder(grid, layout, PARAMS, public) for grid in grids]
+    for lost in range(most + 1):
+        left = sorted(rng.permutation(clients)[lost:].tolist())
+        coefficients = tuple(1 + index % 2 for index in left)
+        total = RunningSum(layout=layout, params=PARAMS, key_id=public_key_id(public))
+        for coefficient, index in zip(coefficients, left, strict=True):
+            total.add(coefficient, vectors[index])
+        assert np.array_equal(key.open_sum(total.total(), coefficients=coefficients), np.array(coefficients) @ grids[left])
+
+
 def test_the_noise_has_the_variance_that_the_parameters_count_with(key: AttemptKey, public: bytes) -> None:
     """And another one is told apart: that of symmetric encryption, and half and twice of this one."""
     noise = _noise(key, public, chunks=20)
