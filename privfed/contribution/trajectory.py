@@ -128,7 +128,7 @@ class TrajectoryGame:
         """
         if gram.known_reference().square == 0:
             raise ValueError("expected a reference that is not zero")
-        utility, matrix = self.distance.game(_of_length_one(gram), self.scale)
+        utility, matrix = self.distance.game(gram, self.scale)
         reference = matrix.known_reference()
         return Game(products=matrix.products, linear=reference.products, utility=utility, empty=self.nobody.worth(utility), seed=gram.seed)
 
@@ -188,18 +188,6 @@ class FedTsv:
         """
         after = added(scores, self.scores(gram))
         return after, positive_mixture(after, gram)
-
-
-def _of_length_one(gram: Gram) -> Gram:
-    """The matrix in units of its longest vector: no power of a norm overflows or vanishes there, and no worth depends on the unit."""
-    reference = gram.known_reference()
-    longest = max(float(gram.squared_norms.max()), reference.square)
-    return replace(
-        gram,
-        products=gram.products / longest,
-        noise_energy=gram.declared_noise / longest,
-        reference=replace(reference, products=reference.products / longest, square=reference.square / longest),
-    )
 
 
 def added(scores: Mapping[str, float], of_round: Mapping[str, float]) -> dict[str, float]:
