@@ -160,7 +160,8 @@ def attack_once(data: Images, name: str, setting: Setting, *, seed: int) -> tupl
         if isinstance(found, NotApplicable):
             continue
         # An image that hardly explains the update is worse than a guess.
-        found = replace(found, rows=found.rows[found.confidence >= TOLD])
+        told = found.confidence >= TOLD
+        found = replace(found, rows=found.rows[told], certified=found.certified[told], confidence=found.confidence[told])
         reached = score(found.rows)
         if reached.psnr > least and len(found.rows):
             best, least = found.rows, reached.psnr
