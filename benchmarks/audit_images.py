@@ -160,7 +160,8 @@ def attack_once(data: Images, name: str, setting: Setting, *, seed: int) -> tupl
         if isinstance(found, NotApplicable):
             continue
         # An image that hardly explains the update is worse than a guess.
-        found = replace(found, rows=found.rows[found.confidence >= TOLD])
+        told = found.confidence >= TOLD
+        found = replace(found, rows=found.rows[told], certified=found.certified[told], confidence=found.confidence[told])
         reached = score(found.rows)
         if reached.psnr > least and len(found.rows):
             best, least = found.rows, reached.psnr
@@ -211,11 +212,16 @@ def run(
     """Every setting, set of images and seed, and a picture of each setting."""
     outcomes, pictures = list[Outcome](), list[Picture]()
     for name, data in found.items():
+        # Several groups have a setting in common: it is attacked once.
+        known: dict[tuple[Setting, int], tuple[list[Outcome], Picture]] = {}
         for setting in grid:
             for seed in range(seeds):
-                scored, picture = attack_once(data, name, setting, seed=seed)
-                outcomes += scored
-                pictures += [picture] if seed == 0 else []
+                key = replace(setting, name="", group="", value=0.0), seed
+                if key not in known:
+                    known[key] = attack_once(data, name, setting, seed=seed)
+                scored, picture = known[key]
+                outcomes += [replace(outcome, setting=setting.name) for outcome in scored]
+                pictures += [replace(picture, setting=setting.name)] if seed == 0 else []
                 tick(f"{name}, {setting.name}")
     return outcomes, pictures
 

@@ -15,16 +15,16 @@ from torch import nn
 
 import privfed.keyholder
 from privfed.agreement import OpeningPolicy
-from privfed.attacks.adversary import CLIENT_WITH_SERVER, KEY_HOLDER, OUTSIDER, SERVER, Form
+from privfed.attacks.adversary import CLIENT_WITH_SERVER, KEY_HOLDER, OTHER_CLIENT, OUTSIDER, SERVER, Form
 from privfed.attacks.imprinting import imprint
 from privfed.attacks.record import EncryptedRecord
 from privfed.audit import run
 from privfed.audit.canaries import Canaries
-from privfed.audit.findings import Audit, Measured
+from privfed.audit.findings import Audit, Finding, Measured
 from privfed.audit.limits import Limits
 from privfed.audit.rounds import hold_canary_round
 from privfed.audit.run import run_audit
-from privfed.audit.suite import SUITE, PickAttack
+from privfed.audit.suite import DEEPER, SUITE, PickAttack
 from privfed.consortium import Consortium
 from privfed.data.samples import Samples
 from privfed.engines.local import Simulation
@@ -229,6 +229,34 @@ def test_canary_rounds_have_the_heaviest_client_of_the_consortium_so_that_the_au
     # The others' noise no longer counts for much: a sum that one client dominates is nearly its update.
     assert even < alone.bound - 0.1
     assert dominated == pytest.approx(alone.bound, abs=0.01)
+
+
+# -- so few records or clients that a sum hides nothing ---------------------------------------------------------------------------
+
+
+def test_steps_over_single_records_are_audited_with_as_few_because_a_sum_of_more_could_not_be_read(make: Make) -> None:
+    spear = [attack for attack in DEEPER if attack.name == "records, all of a batch together"]
+
+    def key_holder(batch_size: int) -> Finding:
+        audit = audited(make(training=replace(OPEN, batch_size=batch_size)), attacks=spear)
+        assert audit.rows == min(4, batch_size)
+        (finding,) = audit.of(KEY_HOLDER.name)
+        return finding
+
+    assert key_holder(1).reads_records
+    assert not key_holder(16).reads_records
+
+
+def test_where_the_policy_opens_sums_of_two_each_reads_the_other(make: Make) -> None:
+    def other(least: int) -> Finding:
+        audit = audited(make(training=OPEN, policy=OpeningPolicy(min_clients=least)))
+        assert audit.clients == least
+        return audit.of(OTHER_CLIENT.name)[0]
+
+    assert isinstance(two := other(2).outcome, Measured)
+    assert two.certified > 2
+    assert isinstance(three := other(3).outcome, Measured)
+    assert three.certified < two.certified
 
 
 # -- a model that the server has changed -----------------------------------------------------------------------------------------

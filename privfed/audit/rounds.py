@@ -58,9 +58,9 @@ class Setting:
 def audited_setting(consortium: Consortium, *, rows: int) -> Setting:
     """The consortium's own protection, in the case that is worst for a client: one step that visits all its rows.
 
-    Noise, clipping and the step of a single record are those of the client that adds the least noise. A batch of more records, or
-    a sample that leaves rows out, can only hide more; and where clipping adapts, a step's sum and count together say as much as the sum
-    of a step with a fixed norm.
+    Noise, clipping and the step of a single record are those of the client that adds the least noise. A batch of more records than
+    `smallest_batch`, or a sample that leaves rows out, can only hide more; and where clipping adapts, a step's sum and count together say
+    as much as the sum of a step with a fixed norm.
     """
     weakest = min((client.training for client in consortium.clients), key=_noise)
     training: TrainingMechanism
@@ -82,6 +82,12 @@ def audited_setting(consortium: Consortium, *, rows: int) -> Setting:
     else:
         training = replace(weakest, steps=1, batch_size=rows)
     return Setting(training=training, encrypted=consortium.encrypted)
+
+
+def smallest_batch(consortium: Consortium) -> int:
+    """Fewest records that a step of some client is declared to be over, at least 1."""
+    trainings = [client.training for client in consortium.clients]
+    return max(1, min(one.expected_batch_size if isinstance(one, DpSgd) else one.batch_size for one in trainings))
 
 
 def control_setting(params: CkksParams, *, rows: int, encrypted: bool) -> Setting:

@@ -23,9 +23,10 @@ from privfed.audit.findings import Audit, Finding, Measured
 from privfed.audit.metering import meter_training
 from privfed.audit.openings import read_opening
 from privfed.audit.poisoned import rehearse_poisoning
-from privfed.audit.rounds import Setting, audited_setting, control_setting, facts, hold_canary_round
+from privfed.audit.rounds import Setting, audited_setting, control_setting, facts, hold_canary_round, smallest_batch
 from privfed.audit.suite import SUITE, AuditAttack, Baseline, Score
 from privfed.consortium import Consortium
+from privfed.he.threshold_key import ThresholdKey
 
 _POOL = 1000
 _FEWEST = 2  # repeats that make an interval
@@ -61,17 +62,17 @@ def run_audit(
     privacy, in which the same attacks must succeed: the planted positive. Parties that see ciphertexts alone get the key there. The
     consortium's data, keys and ledgers are not touched, and no privacy is spent.
 
-    The rounds are a bad case for a client: three clients or as many as the policy demands, a few rows each, a single step that visits
-    all of them. The attacks are those of `attacks`: that they fail bounds nothing. What bounds any attack is the epsilon of the ledger,
-    if each client trains as it declares: that is measured as well, with canaries in every client's own training (`meter_training`).
-    What a client that lies could make of a round is rehearsed under the consortium's rule and policy (`rehearse_poisoning`).
+    The rounds are a bad case for a client: as few clients as the policy allows, a few rows each, a single step that visits all of them.
+    The attacks are those of `attacks`: that they fail bounds nothing. What bounds any attack is the epsilon of the ledger, if each client
+    trains as it declares: that is measured as well, with canaries in every client's own training (`meter_training`). What a client that
+    lies could make of a round is rehearsed under the consortium's rule and policy (`rehearse_poisoning`).
 
     Args:
         consortium: Whose protection is audited: mode, policy, parameters, loss, and the training of the client with the least noise.
         model: Architecture, and the weights before the round: attack the ones you start from, or the ones you have reached.
         schema: The columns of the model's input, from public knowledge.
         repeats: Number of independent batches of canaries, at least 2.
-        rows: Canaries per client, at least 1.
+        rows: Canaries per client, at least 1; fewer where a client's steps are over fewer records, of which more can be read.
         attacks: What to try: `SUITE`, `DEEPER`, or others.
         seconds: Once so many have passed, no further repeat is begun, beyond the second. What was found does not decide when to stop.
         rng: Source of the canaries; left out, the operating system's entropy.
@@ -92,8 +93,7 @@ def run_audit(
     if len({attack.name for attack in attacks}) != len(attacks):
         raise ValueError("expected attacks with names of their own")
     rng = np.random.default_rng() if rng is None else rng
-    policy = consortium.policy
-    names = [f"canary_{number + 1}" for number in range(max(3, policy.min_clients, -int(-1 // policy.max_share)))]
+    rows, names = min(rows, smallest_batch(consortium)), _canary_clients(consortium)
     pool = Canaries.draw(schema, count=_POOL, rng=rng)
     background = Background(pool=pool, module=model, pulls=Pulls.of(model, loss=consortium.loss, pool=pool))
     looks = _looks(consortium, rows=rows)
@@ -144,6 +144,12 @@ def run_audit(
         opening=opening,
         poisonings=poisonings,
     )
+
+
+def _canary_clients(consortium: Consortium) -> list[str]:
+    """As many as may be the only ones in a sum: of two, each reads the other's update off it."""
+    policy, fewest = consortium.policy, 3 if isinstance(consortium.keys, ThresholdKey) else 2
+    return [f"canary_{number + 1}" for number in range(max(policy.min_clients, -int(-1 // policy.max_share), fewest))]
 
 
 def _looks(consortium: Consortium, *, rows: int) -> tuple[_Look, ...]:

@@ -184,7 +184,7 @@ def show_audit(found: "Audit") -> None:
             ("party", "in this consortium", "with the protection taken away"),
             rows=rows,
             left=3,
-            caption=f"Of {found.clients} made-up clients with {found.rows} records each, three or as many as the policy demands: a bad "
+            caption=f"Of {found.clients} made-up clients with {found.rows} records each, as few as the policy allows: a bad "
             f"case for a client. Mean of {found.repeats} repeats, with its 95 % interval. Cells: values of a record that the attack had "
             "right; where it can prove nothing, it says what guessing says. Certified: proven from the update, to within 1 % of a "
             "column's range. Nothing to attack is no proof of safety.",

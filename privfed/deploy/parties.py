@@ -20,7 +20,7 @@ from privfed.files import create, make_folder
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import Identity, PublicIdentity, Roster
 from privfed.keys.party import Party, create_server
 from privfed.keys.roster import PinnedRoster
@@ -92,7 +92,7 @@ def _make(plan: Plan, folder: Path, start: PlainVector) -> Deployment:
         trust = ThresholdTrust(key=key, encryption_keys=encryption_keys)
     else:
         params = CkksParams.escrow(bound=plan.bound)
-        fingerprint, trust = _holder(folder, session, params, encryption_keys)
+        fingerprint, trust = _holder(folder, encryption_keys)
     agreement = _agreement(plan, start, session=session, server=server, banks=banks, params=params, trust=trust)
     deployment = Deployment(
         name=plan.name,
@@ -145,7 +145,7 @@ def _identities(plan: Plan, folder: Path) -> tuple[PublicIdentity, dict[str, Pub
     return server, {each.name: each.identity for each in members}, {each.name: each.encryption_key for each in members}
 
 
-def _holder(folder: Path, session: bytes, params: CkksParams, encryption_keys: dict[str, bytes]) -> tuple[str, Trust]:
+def _holder(folder: Path, encryption_keys: dict[str, bytes]) -> tuple[str, Trust]:
     make_folder(folder / KEY_HOLDER)
     identity, key = Identity.generate(KEY_HOLDER), EscrowKey.generate()
     identity.save(folder / KEY_HOLDER / IDENTITY)
