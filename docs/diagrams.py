@@ -199,10 +199,20 @@ def _threats() -> str:
             parts.append(text(x + 156, 22, wall, size=12.5, bold=True, colour=SECRET))
             parts += [text(x + 156, 38 + 14 * row, words, size=11, colour=SECRET) for row, words in enumerate(lines)]
     for x, party, sees in who:
-        parts.append(arrow((x, 178), (x, 134), colour=OPENED if "key" in party or "open" in party or "model" in sees else PLAIN, dashed=True))
+        parts.append(
+            arrow((x, 178), (x, 134), colour=OPENED if "key" in party or "open" in party or "model" in sees else PLAIN, dashed=True)
+        )
         parts.append(text(x, 196, party, bold=True, size=12.5))
         parts.append(text(x, 212, sees, size=12))
-    parts.append(text(462, 244, "What a model, a sum or an update says about one record is bounded by epsilon, and by nothing else.", size=13, colour=OPENED))
+    parts.append(
+        text(
+            462,
+            244,
+            "What a model, a sum or an update says about one record is bounded by epsilon, and by nothing else.",
+            size=13,
+            colour=OPENED,
+        )
+    )
     return picture(924, 260, "From records to model: what stands between, and who looks at each step", *parts)
 
 
