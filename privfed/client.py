@@ -134,7 +134,9 @@ class Trainer:
         randomness: Callable[[int], Randomness] | None = None,
         witness: Callable[[Update[PlainVector]], None] | None = None,
     ) -> None:
-        check(model, start, client.data, mechanism=client.training, loss=loss, compiled=client.compiled, client=repr(client.name))
+        self._steady = check(
+            model, start, client.data, mechanism=client.training, loss=loss, compiled=client.compiled, client=repr(client.name)
+        )
         if isinstance(client.training, DpSgd) and params.step < client.training.release_grid:
             raise ValueError(
                 f"expected a grid step of at least {client.training.release_grid:.3g} for {client.name!r}, got {params.step:.3g}; "
@@ -287,6 +289,7 @@ class Trainer:
             correction=self._correction if self._variates is None else self._variates.correction(),
             randomness=None if self._randomness is None else self._randomness(round),
             compiled=client.compiled,
+            steady=self._steady,
             round=round,
         )
         vector = result.update_values
