@@ -32,6 +32,7 @@ from benchmarks.experiment import (
     pr_auc,
     prepare,
     round_bar,
+    signed,
     t_interval,
     versions_of,
 )
@@ -101,9 +102,9 @@ class Summary:
     epsilon: float
 
 
-def banks_of(training: Samples, rng: np.random.Generator) -> list[Samples]:
-    """Five banks by label at alpha 0.1, each with a hundredth of the records at least."""
-    return dirichlet_partition(training, clients=BANKS, alpha=EXTREME, rng=rng, min_samples=len(training) // 100).split(training)
+def banks_of(training: Samples, rng: np.random.Generator, *, alpha: float = EXTREME) -> list[Samples]:
+    """Five banks by label, each with a hundredth of the records at least."""
+    return dirichlet_partition(training, clients=BANKS, alpha=alpha, rng=rng, min_samples=len(training) // 100).split(training)
 
 
 def mechanism(records: int, *, private: bool, local_steps: int, seed: int) -> TrainingMechanism:
@@ -224,7 +225,7 @@ _HEAD = ("DP-SGD", "local steps", "method", "PR-AUC", "gain over FedAvg", "drift
 
 def cells(summary: Summary) -> tuple[str, ...]:
     """A summary as a row of `_HEAD`."""
-    gain = "-" if summary.method == "FedAvg" else f"{summary.gain.estimate:+.3f} ({summary.gain.low:+.3f} to {summary.gain.high:+.3f})"
+    gain = signed(summary.gain) if summary.method != "FedAvg" else "-"
     epsilon = f"{summary.epsilon:.1f}" if summary.private else "-"
     private = "yes" if summary.private else "no"
     return private, str(summary.local_steps), summary.method, str(summary.pr_auc), gain, f"{summary.drift:.2f}", epsilon

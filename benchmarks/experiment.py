@@ -57,6 +57,11 @@ def t_interval(values: Sequence[float]) -> Interval:
     return Interval(estimate=float(array.mean()), low=float(array.mean() - half), high=float(array.mean() + half))
 
 
+def signed(interval: Interval) -> str:
+    """A difference and its interval, with signs."""
+    return f"{interval.estimate:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+
+
 def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
     """Ratio of the means of paired values, with Fieller's 95 % interval (Fieller, 1954, "Some problems in interval estimation").
 
@@ -117,9 +122,12 @@ class FinishedRuns:
     folder: Path | None
 
     def find(self, *setting: object) -> dict[str, Any] | None:
-        """The fields that were kept for a run of this setting; None if there are none."""
+        """The fields that were kept for a run of this setting, lists as tuples; None if there are none."""
         path = self._path(setting)
-        return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else None
+        if path is None or not path.is_file():
+            return None
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
     def keep(self, fields: Mapping[str, Any], *setting: object) -> None:
         """Keeps the fields of a run: all of the file is there, or none of it."""
@@ -186,12 +194,17 @@ Output = Annotated[Path | None, typer.Option(help="Folder for page and figure; b
 Cache = Annotated[Path | None, typer.Option(help="Folder of finished runs, from which an interrupted experiment goes on.")]
 
 
-def prepare(data: Path | None, *, quick: bool, folder: Path | None) -> tuple[pd.DataFrame, Source]:
-    """The table of an experiment, when all that it needs is there; else it ends with status 2, before anything was run."""
-    torch.set_num_threads(1)
+def need_matplotlib(folder: Path | None) -> None:
+    """Ends with status 2 if a figure is to be written, and cannot be."""
     if folder is not None and importlib.util.find_spec("matplotlib") is None:
         typer.echo("the figure needs matplotlib, which is not installed: pip install 'privfed[dev]'; nothing was run", err=True)
         raise typer.Exit(UNUSABLE)
+
+
+def prepare(data: Path | None, *, quick: bool, folder: Path | None) -> tuple[pd.DataFrame, Source]:
+    """The table of an experiment, when all that it needs is there; else it ends with status 2, before anything was run."""
+    torch.set_num_threads(1)
+    need_matplotlib(folder)
     try:
         return load(data, quick=quick)
     except (FileNotFoundError, UnsupportedDataError) as error:
@@ -199,7 +212,7 @@ def prepare(data: Path | None, *, quick: bool, folder: Path | None) -> tuple[pd.
         raise typer.Exit(UNUSABLE) from error
 
 
-def round_bar() -> Progress:
+def round_bar(what: str = "rounds") -> Progress:
     """Progress on stderr, in rounds of all runs."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True))

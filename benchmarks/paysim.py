@@ -125,11 +125,11 @@ class Summary:
     accepted: bool | None
 
 
-def declared_weights(sizes: Sequence[int]) -> tuple[int, ...]:
-    """What the banks agree on in public: their sizes in whole thousands, at least 1, and no share above the policy's."""
+def declared_weights(sizes: Sequence[int], *, max_share: float = POLICY.max_share) -> tuple[int, ...]:
+    """What the banks agree on in public: their sizes in whole thousands, at least 1, and no share above the largest."""
     thousands = [max(1, round(size / 1000)) for size in sizes]
     others = sum(thousands) - max(thousands)
-    ceiling = math.floor(others * POLICY.max_share / (1 - POLICY.max_share))
+    ceiling = math.floor(others * max_share / (1 - max_share))
     return tuple(min(weight, ceiling) for weight in thousands)
 
 
