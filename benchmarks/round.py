@@ -147,7 +147,7 @@ class Cost:
 
 
 BANKS = Work(clients=5, records=200_000, hidden=(64, 32), batch=512, steps=390, rounds=3, turns=3)
-WIDE = replace(BANKS, hidden=(256, 128))
+WIDE = replace(BANKS, hidden=(256, 128), steps=100, turns=2)
 SHORT = replace(BANKS, steps=39)
 _SMALL = Work(clients=5, records=1000, hidden=(64, 32), batch=64, steps=1, rounds=3, turns=1)
 FULL = (BANKS, WIDE, SHORT)

@@ -1,4 +1,6 @@
-"""Times of the hot paths: `make bench`. No test here asserts a time; compare runs with `pytest-benchmark compare`."""
+"""Times of the hot paths: `make bench`. No test here asserts a time; `python -m benchmarks.hot_paths` compares them with a baseline."""
+
+import hashlib
 
 import numpy as np
 import pytest
@@ -22,6 +24,12 @@ PARAMETERS = 100_000
 PARAMS = CkksParams.standard()
 LAYOUT = Layout(names=("weight",), shapes=((PARAMETERS,),))
 KEYS = SharedKey.generate()
+
+
+def test_reference(benchmark: BenchmarkFixture) -> None:
+    """Work of fixed size that nothing here can change: what the others are measured in."""
+    matrix, data = np.random.default_rng(0).normal(size=(256, 256)), bytes(1 << 20)
+    benchmark(lambda: (matrix @ matrix, hashlib.sha256(data).digest()))
 
 
 def round_key() -> RoundKey:
