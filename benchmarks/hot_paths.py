@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
@@ -116,7 +117,7 @@ def main(
         for name in ("path", "ratio", "baseline", "drift", ""):
             shown.add_column(name)
         for path in paths:
-            shown.add_row(path.name, f"{path.ratio:.3g}", f"{path.baseline:.3g}", f"{path.drift:.2f}", path.verdict)
+            shown.add_row(escape(path.name), f"{path.ratio:.3g}", f"{path.baseline:.3g}", f"{path.drift:.2f}", path.verdict)
         Console().print(shown)
     if not quick and any(math.isnan(path.drift) or path.drift > LARGEST_DRIFT for path in paths):
         raise typer.Exit(DRIFTED)

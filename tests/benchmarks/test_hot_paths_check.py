@@ -49,6 +49,11 @@ def test_a_path_without_a_baseline_and_one_that_was_not_measured_fail(baseline: 
     assert "not measured" in done.stdout
 
 
+def test_a_path_is_shown_with_what_it_was_measured_for(baseline: Path, tmp_path: Path) -> None:
+    written = report(tmp_path / "r", test_reference=1.0, **{"test_a[plain]": 2.0})
+    assert "test_a[plain]" in CliRunner().invoke(APP, ["--report", str(written)]).stdout
+
+
 def test_a_new_baseline_is_stored_on_request_only(baseline: Path, tmp_path: Path) -> None:
     arguments = ["--report", str(report(tmp_path / "r", test_reference=2.0, test_a=3.0))]
     before = baseline.read_text()
