@@ -55,7 +55,7 @@ from privfed.engines.local import Simulation
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.training.dpsgd import train
 from privfed.training.evaluate import EvaluationScope, evaluate
 from privfed.training.loss import BinaryCrossEntropy

@@ -34,7 +34,7 @@ from privfed.dp.mechanism import Budget
 from privfed.engines.local import Simulation
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
-from privfed.he.threshold import ThresholdKey
+from privfed.he.threshold_key import ThresholdKey
 from privfed.history import RoundSummary
 from privfed.session import ClientSession
 from privfed.threshold_session import ThresholdSession
