@@ -103,9 +103,10 @@ class Holder:
         return Answer(name=self._name, payload=published)
 
     def _forget(self, context: RoundContext) -> None:
-        """Removes the uploads of this round: they are with the server, and were only lent."""
-        for name in self._uploads.names(f"{context.round}-"):
-            self._uploads.path(f"{context.round}-{name}").unlink()
+        """Removes the uploads of this round, and of earlier ones that never opened: they are with the server, and were only lent."""
+        for name in self._uploads.names(""):
+            if int(name.split("-")[0]) <= context.round:
+                self._uploads.path(name).unlink()
 
 
 class _LackingError(CohortError):

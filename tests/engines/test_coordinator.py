@@ -302,7 +302,7 @@ def test_an_upload_that_the_key_holder_cannot_open_stops_the_run_before_another_
         if (update.sender, update.round) != ("bank_1", 0):
             return protected
         vector: Any = protected.update.vector
-        words = np.ones(2 * vector.params.poly_modulus_degree, np.uint64)
+        words = np.random.default_rng(0).integers(1, vector.params.modulus, 2 * vector.params.poly_modulus_degree).astype(np.uint64)
         chunks = (pack_words(words, vector.params),) * len(vector.chunks)
         return replace(protected, update=replace(protected.update, vector=replace(vector, chunks=chunks)))
 
@@ -314,7 +314,10 @@ def test_an_upload_that_the_key_holder_cannot_open_stops_the_run_before_another_
         assert charges(deployed) == dict.fromkeys(deployed.names, 1)
         (reason,) = (event["kind"] for event in events(deployed, "key_holder") if event["event"] == "refused")
         assert reason == "DecryptionError"
+        lent = deployed.folder("key_holder") / "state" / "uploads"
+        assert len(list(lent.iterdir())) == 3
         assert [record.round for record in run(deployed, exchange, rounds=2)] == [1]
+        assert list(lent.iterdir()) == []
 
 
 def test_a_server_folder_of_another_server_is_refused(tmp_path: Path) -> None:
