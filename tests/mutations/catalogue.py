@@ -528,6 +528,13 @@ CATALOGUE: tuple[Mutation, ...] = (
         ("tests/training/test_steady.py",),
     ),
     Mutation(
+        "a model that was found steady counts as steady whatever changes",
+        "privfed/training/steady_model.py",
+        "self.compiled is other.compiled and self._compared() == other._compared()",
+        "True",
+        ("tests/training/test_steady.py",),
+    ),
+    Mutation(
         "one shape of pass is looked at in place of all",
         "privfed/training/steady.py",
         "for number, rows in enumerate(shapes):",
