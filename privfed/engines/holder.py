@@ -105,7 +105,8 @@ class Holder:
     def _forget(self, context: RoundContext) -> None:
         """Removes the uploads of this round, and of earlier ones that never opened: they are with the server, and were only lent."""
         for name in self._uploads.names(""):
-            if int(name.split("-")[0]) <= context.round:
+            number = name.partition("-")[0]
+            if number.isdecimal() and int(number) <= context.round:  # what a crash left unfinished has no number
                 self._uploads.path(name).unlink()
 
 
