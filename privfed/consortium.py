@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from privfed.aggregation.gram import noise_energy
 from privfed.aggregation.private_weights import PrivateWeights
-from privfed.aggregation.robust import CenteredClipping
-from privfed.aggregation.rules import CumulativeRule, FedAvg, MultiKrum, PlaintextRule, Rule
+from privfed.aggregation.robust import check_openable
+from privfed.aggregation.rules import CumulativeRule, FedAvg, PlaintextRule, Rule
 from privfed.aggregation.server_optimizer import ServerOptimizer, ServerSgd, check_server_optimizer, with_optimizer
 from privfed.agreement import OpeningPolicy, Validator
 from privfed.client import Client
@@ -215,33 +215,21 @@ class Consortium:
         Raises:
             UnsupportedInThisModeError: If it cannot.
         """
-        if isinstance(self.rule, PlaintextRule):
-            raise UnsupportedInThisModeError(
-                f"{self.rule.name} needs to see every update; nothing was started; take Plaintext for a comparison run"
-            )
-        if self.rule.needs_gram is True:
+        rule = check_openable(self.rule, min_clients=self.policy.min_clients)
+        if rule.needs_gram is True:
             if not isinstance(self.params, ProductParams):
                 fitting = "ProductParams.escrow" if is_escrow(self.keys) else "ProductParams.exact"
                 raise UnsupportedInThisModeError(
                     f"{self.rule.name} needs inner products of updates, which these parameters cannot compute; nothing was started; take "
                     f"{fitting}, or FedAvg, or Plaintext for a comparison run"
                 )
-            if isinstance(self.rule, CenteredClipping):
-                raise UnsupportedInThisModeError(
-                    f"{self.rule.name} moves the model by a share of the reference, which nobody opens; nothing was started; take FLTrust"
-                )
-            if isinstance(self.rule, MultiKrum) and self.rule.keep < self.policy.min_clients:
-                raise UnsupportedInThisModeError(
-                    f"{self.rule.name} would open a mean of {self.rule.keep}, and the policy demands {self.policy.min_clients}; nothing "
-                    "was started; keep more updates"
-                )
             if self.silo is not None:
                 raise UnsupportedInThisModeError(f"{self.rule.name} needs inner products, and silo noise allows none; nothing was started")
-            if self.rule.needs_reference and self.validator is None:
+            if rule.needs_reference and self.validator is None:
                 raise UnsupportedInThisModeError(
                     f"{self.rule.name} needs a reference, which nobody in this consortium provides; nothing was started; name a validator"
                 )
-        return self.rule
+        return rule
 
     def noise_energy(self, size: int) -> dict[str, float]:
         """Declared squared norm of the noise in an update, by client, for rules that look at inner products: they take it out of distances.

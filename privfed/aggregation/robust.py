@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from privfed.aggregation.gram import Gram
 from privfed.aggregation.mixture import Mixture
-from privfed.aggregation.rules import check_clients
-from privfed.errors import CohortError
+from privfed.aggregation.rules import CumulativeRule, MultiKrum, PlaintextRule, Rule, check_clients
+from privfed.errors import CohortError, UnsupportedInThisModeError
 
 # Weiszfeld's iteration is linear; from the mean, a relative change below the tolerance takes some tens of steps unless two updates
 # tie for the median, where more steps change nothing that an integer coefficient could express.
@@ -232,3 +232,26 @@ def _shortening(squared: NDArray[np.float64], radius: float) -> NDArray[np.float
 
 def _mixture(gram: Gram, weights: NDArray[np.float64], *, scale: float = 1.0, reference_share: float = 0.0) -> Mixture:
     return Mixture(weights=dict(zip(gram.names, weights.tolist(), strict=True)), scale=scale, reference_share=reference_share)
+
+
+def check_openable(rule: Rule | CumulativeRule | PlaintextRule, *, min_clients: int) -> Rule | CumulativeRule:
+    """The rule, if what it asks for can ever be opened.
+
+    Args:
+        rule: How updates are to be combined.
+        min_clients: Fewest clients in an aggregate that the policy allows.
+
+    Raises:
+        UnsupportedInThisModeError: If it cannot.
+    """
+    if isinstance(rule, PlaintextRule):
+        raise UnsupportedInThisModeError(f"{rule.name} needs to see every update; nothing was started; take Plaintext for a comparison run")
+    if isinstance(rule, CenteredClipping):
+        raise UnsupportedInThisModeError(
+            f"{rule.name} moves the model by a share of the reference, which nobody opens; nothing was started; take FLTrust"
+        )
+    if isinstance(rule, MultiKrum) and rule.keep < min_clients:
+        raise UnsupportedInThisModeError(
+            f"{rule.name} would open a mean of {rule.keep}, and the policy demands {min_clients}; nothing was started; keep more updates"
+        )
+    return rule

@@ -6,25 +6,28 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
-from privfed.aggregation.rules import FedAvg
+from privfed.aggregation.robust import check_openable
+from privfed.aggregation.rules import CumulativeRule, FedAvg, PlaintextRule, Rule
 from privfed.agreement import SESSION_BYTES, Agreement, OpeningPolicy, encode_agreement
 from privfed.deploy.deployment import KEY_HOLDER, PARTY, SERVER, Deployment, versions_here
 from privfed.deploy.plan import Plan
-from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, SHARED_KEY, SITE
-from privfed.errors import DeploymentError
+from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, RULE, SHARED_KEY, SITE
+from privfed.errors import DeploymentError, UnsupportedInThisModeError
 from privfed.files import create, make_folder
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
+from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
 from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import Identity, PublicIdentity, Roster
 from privfed.keys.party import Party, create_server
 from privfed.keys.roster import PinnedRoster
 from privfed.training.model import check_model, values_of
+from privfed.training.scaffold import Scaffold
 from privfed.trust import EscrowTrust, ThresholdTrust, Trust
 from privfed.update import PlainVector
 
@@ -42,16 +45,18 @@ def make_parties(plan: Plan, folder: Path) -> Deployment:
         Who is where, as it stands in every folder.
 
     Raises:
-        DeploymentError: If the folder exists, or the site file has no `model()`.
-        PrivFedError: If the model or the terms are refused.
+        DeploymentError: If the folder exists, the site file has no `model()`, or the rule file no `rule()`.
+        PrivFedError: If the model, the rule, the correction or the terms are refused.
         ValueError: If a value of the plan is out of its range.
     """
     if folder.exists():
         raise DeploymentError(f"{folder} is there already; nothing was done; name a new folder")
     start = initial_values(plan.site)
+    rule = _agreed_rule(plan)
+    _check_correction(plan, rule)
     make_folder(folder)
     try:
-        return _make(plan, folder, start)
+        return _make(plan, folder, start, rule)
     except BaseException:
         shutil.rmtree(folder)  # half a deployment is none
         raise
@@ -74,10 +79,45 @@ def initial_values(site: Path) -> PlainVector:
     return values_of(model)
 
 
-def _make(plan: Plan, folder: Path, start: PlainVector) -> Deployment:
+def _agreed_rule(plan: Plan) -> Rule | CumulativeRule:
+    """The rule of the plan's file.
+
+    Raises:
+        DeploymentError: If the file has none.
+        UnsupportedInThisModeError: If no round could be opened under it.
+    """
+    if plan.rule is None:
+        return FedAvg()
+    if not plan.rule.is_file():
+        raise DeploymentError(f"there is no file {plan.rule}; nothing was done; name a Python file with rule()")
+    make = runpy.run_path(str(plan.rule)).get("rule")
+    rule = make() if callable(make) else None
+    if not hasattr(rule, "needs_gram") and not isinstance(rule, PlaintextRule):
+        raise DeploymentError(f"{plan.rule.name} has no rule() that returns a rule; nothing was done")
+    return check_openable(cast("Rule", rule), min_clients=plan.min_clients)
+
+
+def _check_correction(plan: Plan, rule: Rule | CumulativeRule) -> None:
+    """Refuses SCAFFOLD in the site file where its variates would not follow from what is opened. How banks train, they know alone.
+
+    Raises:
+        UnsupportedInThisModeError: If they would not.
+    """
+    make = runpy.run_path(str(plan.site)).get("correction")
+    correction = make() if callable(make) else None
+    if not isinstance(correction, Scaffold):
+        return
+    if plan.mode == "ThresholdKey":
+        raise UnsupportedInThisModeError("SCAFFOLD does not go with ThresholdKey; nothing was done; take SharedKey or EscrowKey")
+    correction.check_weights(weights=plan.banks, rule=rule)
+
+
+def _make(plan: Plan, folder: Path, start: PlainVector, rule: Rule | CumulativeRule) -> Deployment:
     server, banks, encryption_keys = _identities(plan, folder)
     session = bytes.fromhex(plan.session) or secrets.token_bytes(SESSION_BYTES)
-    fingerprint, trust, params = "", None, CkksParams.standard(bound=plan.bound)
+    scored = rule.needs_gram is True
+    fingerprint, trust = "", None
+    params = ProductParams.exact(bound=plan.bound) if scored else CkksParams.standard(bound=plan.bound)
     if plan.mode == "SharedKey" and plan.roster is not None:
         for name in banks:
             create(folder / name / ROSTER, plan.roster.read_bytes())
@@ -91,9 +131,9 @@ def _make(plan: Plan, folder: Path, start: PlainVector) -> Deployment:
         key = ThresholdKey(clients=len(banks), corrupted=plan.corrupted, dropouts=plan.dropouts)
         trust = ThresholdTrust(key=key, encryption_keys=encryption_keys)
     else:
-        params = CkksParams.escrow(bound=plan.bound)
+        params = ProductParams.escrow(bound=plan.bound) if scored else CkksParams.escrow(bound=plan.bound)
         fingerprint, trust = _holder(folder, encryption_keys)
-    agreement = _agreement(plan, start, session=session, server=server, banks=banks, params=params, trust=trust)
+    agreement = _agreement(plan, start, session=session, server=server, banks=banks, params=params, trust=trust, rule=rule)
     deployment = Deployment(
         name=plan.name,
         engine=plan.engine,
@@ -113,6 +153,9 @@ def _make(plan: Plan, folder: Path, start: PlainVector) -> Deployment:
         create(folder / name / PARTY, f"{name}\n".encode())
     for name in banks:
         create(folder / name / SITE, plan.site.read_bytes())
+    if plan.rule is not None:
+        for name in deployment.parties:
+            create(folder / name / RULE, plan.rule.read_bytes())
     return deployment
 
 
@@ -122,8 +165,9 @@ def _agreement(plan: Plan, start: PlainVector, *, banks: Mapping[str, PublicIden
         layout=start.layout,
         start=start.digest,
         weights=plan.banks,
-        rule=FedAvg(),
         policy=OpeningPolicy(min_clients=plan.min_clients, max_share=plan.max_share),
+        validator=plan.reference,
+        noise_energy=plan.noise_energy,
         populations={name: name for name in banks} if plan.ledgers else {},
         **terms,
     )

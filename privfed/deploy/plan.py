@@ -19,10 +19,12 @@ keys are the other fields of `Plan`.
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from privfed.agreement import Validator
+from privfed.deploy.deployment import Engine
 from privfed.errors import DeploymentError
 
 Mode = Literal["SharedKey", "EscrowKey", "ThresholdKey"]
@@ -51,13 +53,19 @@ class Plan:
         roster: File of `privfed keys` with everybody's public line. Left out, the keys of all are made here.
         session: `SharedKey` with a roster alone: the session that `privfed keys show` prints for the key that the banks share, 32
             hexadecimal digits.
+        rule: Python file with `rule()`, copied to every bank and the key holder. Left out, `FedAvg`. With a rule that looks at inner
+            products, `bound` is one on the Euclidean norm of an update.
+        validator: Who provides the reference, where the rule needs one: the `name` of a bank, its `commitment` as `Validator.commit`
+            makes it, in hexadecimal, and whether its data are `public`.
+        noise_energy: Declared squared norm of the noise in each bank's update, by name, for a rule that looks at inner products; see
+            `privfed.aggregation.gram.noise_energy`. Banks that are not named declare none.
 
     Raises:
-        ValueError: If the mode is none, or numbers of another mode are given.
+        ValueError: If the engine or the mode is none, numbers of another mode are given, or the validator is not described.
     """
 
     name: str
-    engine: Literal["flare", "flower"]
+    engine: Engine
     host: str
     port: int
     rounds: int
@@ -72,8 +80,13 @@ class Plan:
     ledgers: bool = True
     roster: Path | None = None
     session: str = ""
+    rule: Path | None = None
+    validator: Mapping[str, Any] | None = None
+    noise_energy: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
+        if self.engine not in get_args(Engine):
+            raise ValueError(f"expected an engine of {', '.join(get_args(Engine))}, got {self.engine!r}")
         if self.mode not in MODES:
             raise ValueError(f"expected a mode of {', '.join(MODES)}, got {self.mode!r}")
         if self.mode != "ThresholdKey" and (self.corrupted or self.dropouts):
@@ -82,6 +95,24 @@ class Plan:
             raise ValueError("expected the session of the banks' shared key where a roster is given in SharedKey mode, and nowhere else")
         if self.session and not re.fullmatch(r"[0-9a-f]{32}", self.session):
             raise ValueError("expected a session of 32 hexadecimal digits, as privfed keys show prints it")
+        if self.validator is not None:
+            _ = self.reference
+
+    @property
+    def reference(self) -> Validator | None:
+        """The validator, as the agreement has it.
+
+        Raises:
+            ValueError: If it is not described.
+        """
+        if self.validator is None:
+            return None
+        terms = dict(self.validator)
+        if set(terms) != {"name", "commitment", "public"} or not isinstance(terms["public"], bool):
+            raise ValueError(f"expected of the validator a name, a commitment and public = true or false, got {sorted(terms)}")
+        if not re.fullmatch(r"[0-9a-f]{64}", str(terms["commitment"])):
+            raise ValueError("expected a commitment of 64 hexadecimal digits: Validator.commit(data, salt=salt).hex()")
+        return Validator(name=str(terms["name"]), commitment=bytes.fromhex(terms["commitment"]), public=terms["public"])
 
     @classmethod
     def load(cls, path: Path) -> "Plan":
@@ -101,9 +132,10 @@ class Plan:
             raise DeploymentError(f"{path.name} has keys that no plan has: {', '.join(unknown)}; nothing was done")
         if missing := sorted(needed - set(terms)):
             raise DeploymentError(f"{path.name} lacks {', '.join(missing)}; nothing was done")
-        for name in ("site", "roster"):
+        for name in ("site", "roster", "rule"):
             if name in terms:
                 terms[name] = path.parent / str(terms[name])
-        if not isinstance(terms["banks"], dict):
-            raise DeploymentError(f"{path.name}: banks must be a table of names and weights; nothing was done")
+        for name in ("banks", "validator", "noise_energy"):
+            if not isinstance(terms.get(name, {}), dict):
+                raise DeploymentError(f"{path.name}: {name} must be a table; nothing was done")
         return cls(**terms)

@@ -38,13 +38,13 @@ class Bank:
 
     Raises:
         PrivFedError: As `ClientSession`, `Trainer` and `ClientSession.check_charges`.
-        ValueError: If `site.py` does not define what it must.
+        ValueError: If `site.py` or `rule.py` does not define what it must.
     """
 
     def __init__(self, folder: Path, *, agreement: Agreement, identity: Identity) -> None:
         self._asked = LastAsked(folder)
         site = run_site(folder)
-        self.agreement = agreement = with_rule(agreement, lambda: site)
+        self.agreement = agreement = with_rule(agreement, folder)
         client = called(site, "client")
         if not isinstance(client, Client):
             raise ValueError(f"expected client() to return a Client, got {type(client).__name__}; nothing was done")

@@ -5,7 +5,7 @@ from pathlib import Path
 from privfed.agreement import Agreement, RoundContext
 from privfed.engines.envelope import Answer, Request
 from privfed.engines.party_folder import ESCROW_KEY, STATE
-from privfed.engines.site_code import run_site, with_rule
+from privfed.engines.site_code import with_rule
 from privfed.errors import CohortError, InvalidMessageError, PrivFedError, TamperedAggregateError
 from privfed.escrow import EscrowHolder
 from privfed.identity import Identity
@@ -28,11 +28,11 @@ class Holder:
 
     Raises:
         PrivFedError: As `EscrowHolder`.
-        ValueError: If the rule is known by its name alone, and `site.py` does not define it.
+        ValueError: If the rule is known by its name alone, and `rule.py` does not define it.
     """
 
     def __init__(self, folder: Path, *, agreement: Agreement, identity: Identity) -> None:
-        self.agreement = agreement = with_rule(agreement, lambda: run_site(folder))
+        self.agreement = agreement = with_rule(agreement, folder)
         self._name = identity.name
         key = load_escrow_key(folder / ESCROW_KEY)
         self._holder = EscrowHolder(identity=identity, key=key, agreement=agreement, directory=folder / STATE)

@@ -5,7 +5,8 @@ identity.pem     the party's signing key
 encryption.pem   of a bank in `ThresholdKey` and `EscrowKey` mode: its decryption key
 shared.key       of a bank in `SharedKey` mode: the shared key, or the key chain; then roster.txt beside it
 escrow.key       of the key holder
-site.py          of a bank: its own code, see `privfed.engines.bank`
+site.py          of a bank: its own code, see `privfed.engines.site_code`
+rule.py          of a bank and the key holder, where the rule looks at inner products: the rule, the same everywhere
 state/           of a bank and the key holder: what must not be forgotten
 spool/           of the server: the messages of all rounds
 rounds.jsonl     a record per round; of the server also what it must know after a restart
@@ -27,6 +28,7 @@ SHARED_KEY = "shared.key"
 ESCROW_KEY = "escrow.key"
 ROSTER = "roster.txt"
 SITE = "site.py"
+RULE = "rule.py"
 STATE = "state"
 SPOOL = "spool"
 ROUNDS = "rounds.jsonl"

@@ -1,13 +1,19 @@
-"""A party's own code: `site.py` in its own folder, by that name and from nowhere else. It says what only this party knows.
+"""A party's own code, in its own folder, by these names and from nowhere else.
+
+`site.py`, of a bank, says what only this bank knows:
 
     client()       the bank's `privfed.Client`: its records, how it trains, its ledger
     model()        the model, with the weights from which the session starts
     loss           loss per record; left out, binary cross-entropy
     correction()   correction of the gradients, or `Scaffold`; left out, none
-    rule()         the rule of a session that looks at inner products, of which the agreement has the name alone; also at a key holder
 
-Whoever may write the file may do everything that the bank's process may; so nobody but its owner may write it, and no message can name
-another one.
+`rule.py`, of every bank and of the key holder, is agreed and the same everywhere. It is needed where the rule looks at inner products,
+because the agreement has the name alone of such a rule:
+
+    rule()         the rule; its module should load no torch, which a key holder does without
+
+Whoever may write these files may do everything that the party's process may; so nobody but their owner may write them, and no message
+can name other ones.
 """
 
 import runpy
@@ -17,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from privfed.agreement import Agreement, NamedRule
-from privfed.engines.party_folder import SITE
+from privfed.engines.party_folder import RULE, SITE
 from privfed.errors import AgreementMismatchError
 from privfed.files import read_pinned
 
@@ -25,44 +31,55 @@ _MOST_BYTES = 1 << 20
 
 
 def run_site(folder: Path) -> Mapping[str, Any]:
-    """Runs the file, and gives the names that it defines.
+    """Runs a bank's own file, and gives the names that it defines.
 
     Raises:
         OSError: If it cannot be read, or others than the owner may write it.
         ValueError: If it is no regular file.
     """
-    read_pinned(folder / SITE, most=_MOST_BYTES)
-    return runpy.run_path(str(folder / SITE), run_name="privfed_site")
+    return _run(folder / SITE)
 
 
-def called(site: Mapping[str, Any], name: str) -> Any:
-    """What a function of the file returns.
+def _run(path: Path) -> Mapping[str, Any]:
+    read_pinned(path, most=_MOST_BYTES)
+    return runpy.run_path(str(path), run_name="privfed_site")
+
+
+def called(site: Mapping[str, Any], name: str, *, file: str = SITE) -> Any:
+    """What a function of a file returns.
+
+    Args:
+        site: The names that the file defines.
+        name: Name of the function.
+        file: Name of the file, for errors.
 
     Raises:
         ValueError: If the file has no such function.
     """
     function: Callable[[], Any] | None = site.get(name)
     if not callable(function):
-        raise ValueError(f"expected {SITE} to define {name}(), got none; nothing was done")
+        raise ValueError(f"expected {file} to define {name}(), got none; nothing was done")
     return function()
 
 
-def with_rule(agreement: Agreement, site: Callable[[], Mapping[str, Any]]) -> Agreement:
+def with_rule(agreement: Agreement, folder: Path) -> Agreement:
     """The agreement with the rule itself where it has only the name of one.
 
     Args:
         agreement: As it was read.
-        site: Gives the names of the party's own code; called only if they are needed.
+        folder: The party's; its `rule.py` is run only if it is needed.
 
     Raises:
         AgreementMismatchError: If that is another rule; nothing was done.
-        ValueError: If the file does not define one.
+        OSError: If the file cannot be read, or others than the owner may write it.
+        ValueError: If the file does not define a rule.
     """
     if not isinstance(agreement.rule, NamedRule):
         return agreement
-    complete = replace(agreement, rule=called(site(), "rule"))
+    rule = called(_run(folder / RULE), "rule", file=RULE)
+    complete = replace(agreement, rule=rule)
     if complete.digest != agreement.digest:
         raise AgreementMismatchError(
-            f"rule() in {SITE} is {complete.rule.name}, and the agreement has {agreement.rule.name}; nothing was done; agree on one"
+            f"rule() in {RULE} is {complete.rule.name}, and the agreement has {agreement.rule.name}; nothing was done; agree on one"
         )
     return complete

@@ -61,16 +61,29 @@ class Scaffold:
             rule: How updates are combined.
 
         Raises:
-            UnsupportedInThisModeError: If the weights are not all the same, the rule is another than FedAvg, the clients take another
-                number of steps or another learning rate than each other, or they are more or fewer than declared.
+            UnsupportedInThisModeError: If the clients take another number of steps or another learning rate than each other, or as
+                `check_weights`.
+        """
+        self.check_weights(weights=weights, rule=rule)
+        if len({(mechanism.steps, mechanism.learning_rate) for mechanism in training.values()}) != 1:
+            raise UnsupportedInThisModeError("SCAFFOLD needs the same steps and learning_rate for all clients; nothing was done")
+
+    def check_weights(self, *, weights: Mapping[str, float], rule: object) -> None:
+        """As `check`, where nobody knows how all the clients train.
+
+        Args:
+            weights: Public weight of each client, by name.
+            rule: How updates are combined.
+
+        Raises:
+            UnsupportedInThisModeError: If the weights are not all the same, the rule is another than FedAvg, or the clients are more or
+                fewer than declared.
         """
         if not isinstance(rule, FedAvg) or len(set(weights.values())) != 1:
             raise UnsupportedInThisModeError(
                 "SCAFFOLD needs the plain mean of all updates: FedAvg and the same weight for all; nothing was done"
             )
-        if len({(mechanism.steps, mechanism.learning_rate) for mechanism in training.values()}) != 1:
-            raise UnsupportedInThisModeError("SCAFFOLD needs the same steps and learning_rate for all clients; nothing was done")
-        if not len(weights) == len(training) == self.clients:
+        if len(weights) != self.clients:
             raise UnsupportedInThisModeError(f"SCAFFOLD was declared for {self.clients} clients, and there are others; nothing was done")
 
 

@@ -14,7 +14,7 @@ from privfed.agreement import Agreement, encode_agreement
 from privfed.client import Client
 from privfed.consortium import Consortium, is_escrow
 from privfed.engines.local import Simulation
-from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, SHARED_KEY, SITE
+from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, RULE, SHARED_KEY, SITE
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.he.threshold_key import ThresholdKey
@@ -38,9 +38,6 @@ _SITE = """
     import torch
     from privfed import PRE, Budget, Client, DpSgd, Ledger, NonPrivate, Scaffold, features, generate_transactions, mlp
     from privfed.training.randomness import _SeededRandomness
-    import privfed.aggregation.robust
-    import privfed.aggregation.rules
-    import privfed.contribution.cosine
 
     INDEX, WEIGHT, PRIVATE, EPSILON = {index}, {weight}, {private}, {epsilon}
     FOLDER = Path(__file__).parent
@@ -100,6 +97,7 @@ def deploy(
     epsilons: Mapping[int, float] | None = None,
     chain: bool = False,
     site: str = "",
+    rule_file: str = "",
     weights: Mapping[str, float] | None = None,
     **terms: Any,
 ) -> Deployed:
@@ -131,10 +129,6 @@ def deploy(
         (root / HOLDER).mkdir(mode=0o700)
         holder.save(root / HOLDER / IDENTITY)
         keys.save(root / HOLDER / ESCROW_KEY)
-        if site:
-            (root / HOLDER / SITE).write_text(
-                "import privfed.aggregation.robust\nimport privfed.aggregation.rules\n" + textwrap.dedent(site)
-            )
         trust = EscrowTrust(holder=holder.public, encryption_keys=encryption_keys)
     else:
         for name in names:
@@ -155,6 +149,9 @@ def deploy(
         **terms,
     )
     for folder in root.iterdir():
+        if rule_file and folder.name != SERVER:
+            (folder / RULE).write_text(textwrap.dedent(rule_file))
+            (folder / RULE).chmod(0o600)
         (folder / AGREEMENT).write_text(encode_agreement(agreement))
         (folder / AGREEMENT).chmod(0o644)
         if (folder / ROSTER).exists():

@@ -240,9 +240,11 @@ def test_a_digest_that_a_client_does_not_approve_stops_the_run_before_another_ro
 def test_scored_rounds_weigh_as_the_local_engine_does(tmp_path: Path, keys: str) -> None:
     shared = keys == "SharedKey"
     params = ProductParams.exact(bound=2.0) if shared else ProductParams.escrow(bound=2.0)
-    site = """
+    rule_file = """
+    from privfed.aggregation.robust import NormBound
+
     def rule():
-        return privfed.aggregation.robust.NormBound(max_norm=0.3)
+        return NormBound(max_norm=0.3)
     """
     deployed = deploy(
         tmp_path / "parties",
@@ -250,7 +252,7 @@ def test_scored_rounds_weigh_as_the_local_engine_does(tmp_path: Path, keys: str)
         params=params,
         private=False,
         rule=NormBound(max_norm=0.3),
-        site=site,
+        rule_file=rule_file,
     )
     with LocalExchange(deployed, fault=dropping(("bank_2", Step.OPEN, 0))) as exchange:
         # Who missed the opening weighs, if that is its part, and opens before the next round.

@@ -237,12 +237,21 @@ def test_a_rule_that_is_not_the_agreed_one_is_refused(tmp_path: Path) -> None:
     from privfed.aggregation.robust import GeometricMedian
     from privfed.he.product_params import ProductParams
 
-    site = """
+    terms: dict[str, Any] = {"private": False, "params": ProductParams.exact(), "rule": GeometricMedian()}
+    other = """
+    from privfed.aggregation.robust import NormBound
+
     def rule():
-        return privfed.aggregation.robust.NormBound(max_norm=0.3)
+        return NormBound(max_norm=0.3)
     """
-    deployed = deploy(tmp_path, private=False, params=ProductParams.exact(), rule=GeometricMedian(), site=site)
+    deployed = deploy(tmp_path / "other", **terms, rule_file=other)
     with pytest.raises(AgreementMismatchError, match="agree on one"):
+        Node(deployed.folder("bank_0"))
+    deployed = deploy(tmp_path / "none", **terms, rule_file="RULE = 3")
+    with pytest.raises(ValueError, match=r"expected rule\.py to define rule\(\)"):
+        Node(deployed.folder("bank_0"))
+    (deployed.folder("bank_0") / "rule.py").chmod(0o622)
+    with pytest.raises(PermissionError):
         Node(deployed.folder("bank_0"))
 
 

@@ -250,7 +250,7 @@ def test_a_server_that_talks_to_strangers_is_told_from_one_that_demands_certific
 @pytest.mark.parametrize(
     ("plan", "site", "message"),
     [
-        ('engine = "flower"', SITE, "no folders are written for the engine"),
+        ('engine = "pigeons"', SITE, "expected an engine of flare, flower"),
         ('mode = "Plaintext"', SITE, "expected a mode of"),
         ("colour = 1", SITE, "keys that no plan has: colour"),
         ("dropouts = 1", SITE, "with ThresholdKey alone"),
