@@ -57,12 +57,28 @@ def check_server_is_blind(*, server: int, servers_folder: Path, bank: int, banks
     assert in_files(banks_folder, kept) == kept
 
 
+def commands(pid: int) -> list[str]:
+    """Command lines of a process and of those that it started."""
+    root, lines = psutil.Process(pid), []
+    for process in (root, *root.children(recursive=True)):
+        try:
+            lines.append(" ".join(process.cmdline()))
+        except psutil.NoSuchProcess:
+            continue
+    return lines
+
+
 def in_memory(pid: int, patterns: Iterable[bytes]) -> set[bytes]:
     """Those patterns that stand in the memory of a process or of one that it started."""
     root, patterns = psutil.Process(pid), list(patterns)
     found: set[bytes] = set()
     for process in (root, *root.children(recursive=True)):
-        flags = patterns_in_process(process.pid, patterns)
+        try:
+            flags = patterns_in_process(process.pid, patterns)
+        except (ProcessLookupError, FileNotFoundError, RuntimeError):
+            if process == root or (process.is_running() and process.status() != psutil.STATUS_ZOMBIE):
+                raise
+            continue  # it has ended meanwhile, and its memory with it
         found |= {pattern for pattern, there in zip(patterns, flags, strict=True) if there}
     return found
 

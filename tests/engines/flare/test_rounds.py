@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 pytest.importorskip("nvflare", reason="needs nvflare: pip install 'privfed[flare]'")
@@ -14,7 +13,7 @@ pytest.importorskip("nvflare", reason="needs nvflare: pip install 'privfed[flare
 from typer.testing import CliRunner
 
 from privfed.cli import app
-from tests.engines.canary import KEEPING, check_server_is_blind
+from tests.engines.canary import KEEPING, check_server_is_blind, commands
 from tests.engines.flare.loopback import Loopback, free_port
 from tests.engines.flare.plans import PAYSIM_SITE, write_plan
 from tests.engines.flare.runs import model_at, reference, spent
@@ -53,7 +52,7 @@ def finished(held: tuple[Loopback, "subprocess.Popen[str]"]) -> Loopback:
 def test_an_update_in_the_clear_is_nowhere_in_the_memory_or_the_files_of_the_server(held: tuple[Loopback, object]) -> None:
     loopback, _ = held
     server, bank = (loopback.processes[name].pid for name in ("server", "bank_a"))
-    assert any("runner_process" in " ".join(child.cmdline()) for child in psutil.Process(server).children(recursive=True))
+    assert any("runner_process" in command for command in commands(server))
     check_server_is_blind(
         server=server, servers_folder=loopback.folder / "server", bank=bank, banks_folder=loopback.folder / "bank_a", rounds=(0, 1)
     )

@@ -18,7 +18,7 @@ from privfed import __version__
 from privfed.engines.flower.provisioning import write
 from privfed.engines.party_folder import EVENTS, ROUNDS
 from privfed.round_record import RoundRecord
-from tests.engines.canary import KEEPING, check_server_is_blind
+from tests.engines.canary import KEEPING, check_server_is_blind, commands
 from tests.engines.deployed import SERVER, Deployed, deploy, simulated
 from tests.engines.flower.processes import RUN_SECONDS, Place, Started, free_port, wait_for
 
@@ -99,6 +99,7 @@ def test_three_rounds_over_tls_with_authenticated_nodes_end_with_the_integers_of
         wait_for((hold.parent / "holding").exists, "the third round", seconds=RUN_SECONDS)
         if sys.platform.startswith("linux"):
             server = place.started["server-start-superlink.sh-0"].process.pid
+            assert any("serverapp" in command for command in commands(server)), commands(server)
             check_server_is_blind(
                 server=server,
                 servers_folder=deployed.folder(SERVER),
