@@ -29,6 +29,7 @@ def test_the_parts_of_a_round_add_up_to_it(costs: list[Cost]) -> None:
         assert sum(cost.parts.values()) == pytest.approx(cost.seconds)
         assert all(seconds >= 0 for seconds in cost.parts.values())
         assert cost.parts["train"] > 0
+        assert cost.cpu_seconds > 0
         assert (cost.parts["protect"] > 0) == (cost.way not in {PLAIN.name, DP.name})
 
 
@@ -47,6 +48,7 @@ def test_ratios_are_to_plain_training_of_the_same_run(costs: list[Cost]) -> None
     assert found.seconds[BOTH.name] == found.bytes[BOTH.name] == 2.5
     assert "2.50 times, **MORE** than the 1.3 times" in verdicts(found)[0]
     assert "DP takes 1.50 times the plain round, and HE 1.67 times the round with DP" in verdicts(found)[0]
+    assert "of processor time it is 3.00 and 2.33, together 7.00." in verdicts(found)[0]
     met = replace(found, seconds=found.seconds | {BOTH.name: 1.3})
     assert "1.30 times, at most the 1.3 times" in verdicts(met)[0]
 
