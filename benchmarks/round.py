@@ -82,7 +82,8 @@ DP_COMPILED = Way(name="+ DP, compiled", private=True, compiled=True)
 COMPILED = Way(name="+ DP + HE, compiled", private=True, keys="shared", compiled=True)
 THRESHOLD = Way(name="ThresholdKey + DP", private=True, keys="threshold")
 WAYS = (PLAIN, DP, HE, BOTH, PARITY, THRESHOLD, UNMENDED, DP_COMPILED, COMPILED)
-SCALED = (PLAIN, BOTH)
+AFTER_MENDING = (PLAIN, DP, HE, BOTH, UNMENDED)
+SCALED = (PLAIN, BOTH, PARITY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +150,16 @@ class Cost:
 
 
 BANKS = Work(clients=5, records=200_000, hidden=(64, 32), batch=512, steps=390, rounds=3, turns=1)
-WIDE = replace(BANKS, hidden=(256, 128), steps=100)
 SHORT = replace(BANKS, steps=39)
-_SMALL = Work(clients=5, records=1000, hidden=(64, 32), batch=64, steps=1, rounds=3, turns=1)
-FULL = (BANKS, WIDE, SHORT)
+_SMALL = Work(clients=5, records=1000, hidden=(64, 32), batch=64, steps=1, rounds=2, turns=1)
+FULL: tuple[tuple[Work, tuple[Way, ...]], ...] = ((BANKS, WAYS), (SHORT, AFTER_MENDING))
 CLIENTS = tuple(replace(_SMALL, clients=clients) for clients in (2, 5, 10, 30, 100))
 # One hidden layer of as many neurons as make about that many parameters.
 PARAMETERS = tuple(replace(_SMALL, hidden=(size // (COLUMNS + 2),)) for size in (10_000, 100_000, 1_000_000))
-LARGE = tuple(replace(_SMALL, hidden=(size // (COLUMNS + 2),), rounds=2) for size in (10_000_000,))
+LARGE = tuple(replace(_SMALL, hidden=(size // (COLUMNS + 2),)) for size in (10_000_000,))
 _TINY = Work(clients=5, records=2000, hidden=(64, 32), batch=64, steps=5, rounds=2, turns=1)
-QUICK, QUICK_CLIENTS, QUICK_PARAMETERS = (_TINY,), (replace(_TINY, clients=2, steps=1),), (replace(_TINY, hidden=(800,), steps=1),)
+QUICK: tuple[tuple[Work, tuple[Way, ...]], ...] = ((_TINY, (PLAIN, DP, BOTH, THRESHOLD)),)
+QUICK_CLIENTS, QUICK_PARAMETERS = (replace(_TINY, clients=2, steps=1),), (replace(_TINY, hidden=(800,), steps=1),)
 
 
 @contextmanager
@@ -382,10 +383,10 @@ class Report:
 
 def scaling(results: Sequence[Sequence[Cost]], what: str) -> list[str]:
     """How the parts of a round with DP and HE grow, as a Markdown table."""
-    head = (what, "plain seconds", "seconds", *PARTS, "bytes up", "bytes down", "bytes to plain", "peak MB")
+    head = (what, "plain seconds", "seconds", *PARTS, "bytes up", "bytes down", "bytes to plain", "of `parity`", "peak MB")
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for costs in results:
-        plain, both = (next(cost for cost in costs if cost.way == way.name) for way in SCALED)
+        plain, both, parity = (next(cost for cost in costs if cost.way == way.name) for way in SCALED)
         row = (
             f"{getattr(both, what):,}",
             f"{plain.seconds:.3f}",
@@ -394,6 +395,7 @@ def scaling(results: Sequence[Sequence[Cost]], what: str) -> list[str]:
             f"{both.bytes_up:,.0f}",
             f"{both.bytes_down:,.0f}",
             f"{ratios(costs).bytes[both.way]:.2f}",
+            f"{ratios(costs).bytes[parity.way]:.2f}",
             f"{both.peak_megabytes:.0f}",
         )
         lines.append(f"| {' | '.join(row)} |")
@@ -497,11 +499,12 @@ def main(*, quick: QuickRound = False, as_json: AsJson = False, large: Largest =
     need_matplotlib(folder)
     works, by_clients, by_parameters = (QUICK, QUICK_CLIENTS, QUICK_PARAMETERS) if quick else (FULL, CLIENTS, PARAMETERS)
     by_parameters = (*by_parameters, *LARGE) if large else by_parameters
-    ways = (PLAIN, DP, BOTH, THRESHOLD) if quick else WAYS
-    plan = [*((work, ways) for work in works), *((work, SCALED) for work in (*by_clients, *by_parameters))]
+    plan = [*works, *((work, SCALED) for work in (*by_clients, *by_parameters))]
     results = run(plan, FinishedRuns(folder=cache))
     first, second = len(works), len(works) + len(by_clients)
-    report = Report(works=works, rounds=results[:first], by_clients=results[first:second], by_parameters=results[second:])
+    report = Report(
+        works=[work for work, _ in works], rounds=results[:first], by_clients=results[first:second], by_parameters=results[second:]
+    )
     if as_json:
         for costs in results:
             for cost in costs:

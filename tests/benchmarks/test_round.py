@@ -41,7 +41,8 @@ def test_bytes_in_the_clear_are_those_of_float32_and_parity_takes_fewer_than_the
 
 def test_ratios_are_to_plain_training_of_the_same_run(costs: list[Cost]) -> None:
     made = [
-        replace(cost, seconds=seconds, bytes_up=100.0 * seconds, bytes_down=0.0) for cost, seconds in zip(costs, range(2, 8), strict=True)
+        replace(cost, seconds=seconds, cpu_seconds=2.0 * seconds - 3, bytes_up=100.0 * seconds, bytes_down=0.0)
+        for cost, seconds in zip(costs, range(2, 8), strict=True)
     ]
     found = ratios(made)
     assert found.seconds[PLAIN.name] == 1.0
@@ -92,8 +93,9 @@ def test_the_page_and_the_figure_are_made_from_the_costs(costs: list[Cost], tmp_
 
 
 def test_the_quick_form_measures_in_processes_of_its_own_and_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("QUICK", "QUICK_CLIENTS", "QUICK_PARAMETERS"):
-        monkeypatch.setattr(whole_round, name, (TINY,) if name == "QUICK" else ())
+    monkeypatch.setattr(whole_round, "QUICK", ((TINY, (PLAIN, DP, BOTH, THRESHOLD)),))
+    for name in ("QUICK_CLIENTS", "QUICK_PARAMETERS"):
+        monkeypatch.setattr(whole_round, name, ())
     monkeypatch.setattr(whole_round, "DOSSIER", tmp_path)
     done = CliRunner().invoke(APP, ["--quick", "--json"])
     assert done.exit_code == 0
