@@ -325,7 +325,7 @@ def disagreements(context: RoundContext) -> dict[str, tuple[RoundContext, type[P
     trust = (
         agreement.trust
         if agreement.trust is None
-        else replace(agreement.trust, encryption_keys=dict(agreement.trust.encryption_keys) | {"newcomer": bytes(32)})
+        else replace(agreement.trust, encryption_keys=dict(agreement.trust.encryption_keys) | {"newcomer": bytes([9]) * 32})
     )
     newcomer = Roster(server=agreement.roster.server, clients=(*agreement.roster.clients, Identity.generate("newcomer").public))
 

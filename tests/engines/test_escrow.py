@@ -37,7 +37,7 @@ from privfed.he._seal_public import ring as ring_of
 from privfed.he._seal_secret import SumKey, transform
 from privfed.he.codec import gather, pack_words, unpack_words
 from privfed.he.escrow import HolderKey, RunningSum, SealedVector, WholeVector, seal_vector, sealed_info
-from privfed.he.escrow_secret import AttemptKey, EscrowKey, encrypt_to_holder
+from privfed.he.escrow_secret import EscrowKey, encrypt_to_holder
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
@@ -47,6 +47,7 @@ from privfed.release import open_release
 from privfed.round import run_round
 from privfed.round_record import Stage
 from privfed.server import Server
+from privfed.session import outbox_name
 from privfed.training.model import mlp
 from privfed.training.scaffold import Scaffold
 from privfed.update import Update
@@ -386,9 +387,7 @@ def windows(collusion: Collusion, upload: bytes) -> list[tuple[bytes, ...]]:
     """
     vector = decode_upload(upload, collusion.context, collusion.key_id).vector
     params = collusion.agreement.params
-    size, bits = params.sum_chunk_bytes, params.modulus.bit_length()
-    places = range(0, SEALED_OVERHEAD_BYTES + 1, 16)
-    assert size * 8 >= 2 * params.poly_modulus_degree * bits
+    size, places = params.sum_chunk_bytes, range(0, SEALED_OVERHEAD_BYTES + 1, 16)
 
     def fitted(data: bytes) -> bytes:
         numbers = np.zeros((2 * params.poly_modulus_degree, 8), np.uint8)
@@ -409,16 +408,14 @@ def test_who_has_the_key_under_which_an_attempt_is_encrypted_opens_none_of_its_u
         collusion = Collusion(simulation)
         uploads = collusion.hand_out(collusion.first, *collusion.HONEST)
         right = collusion.holder._attempt_key(collusion.context)
-        ring_seed = AttemptKey(
-            params=collusion.agreement.params, binding=collusion.context.digest, seed=bytes(32), sealing_seed=bytes(range(32))
-        )
-        ring_seed._ring_key = right._ring_key  # the pair has this half
+        pair = EscrowKey.generate().attempt_key(binding=collusion.context.digest, params=collusion.agreement.params)
+        pair._ring_key = right._ring_key
         for name in collusion.HONEST:
             sealed = decode_upload(uploads[name], collusion.context, collusion.key_id).vector
             assert isinstance(sealed, SealedVector)
             assert right.unseal(sealed, sender=name)
             with pytest.raises(InvalidMessageError):
-                ring_seed.unseal(sealed, sender=name)
+                pair.unseal(sealed, sender=name)
             with pytest.raises(InvalidMessageError):
                 right.unseal(sealed, sender=collusion.INSIDER)
             for party in collusion.parties.values():
@@ -426,25 +423,20 @@ def test_who_has_the_key_under_which_an_attempt_is_encrypted_opens_none_of_its_u
                 with pytest.raises(InvalidMessageError):
                     session.party.unseal(sealed.chunks[0], info=sealed_info(collusion.context.digest, sender=name, place=0))
         # What the server stores, and what it and the insider see, has no ciphertext of an honest client in it.
-        parts = [
-            chunk[start : start + 32]
-            for name in collusion.HONEST
-            for chunk in collusion.vector(uploads[name]).chunks
-            for start in (0, 4096)
-        ]
+        chunks = [chunk for name in collusion.HONEST for chunk in collusion.vector(uploads[name]).chunks]
         seen = b"".join([*uploads.values(), collusion.first])
-        assert not any(part in seen for part in parts)
+        assert not any(chunk[start : start + 32] in seen for chunk in chunks for start in (0, 4096))
 
 
 def test_an_upload_whose_seal_is_broken_or_anothers_opens_nothing_and_is_named(collusion: Collusion) -> None:
     """The server cannot see it, and so everybody has committed to it and approved it when the key holder refuses."""
-    own = collusion.vector(collusion.parties[collusion.INSIDER].session._outbox.get(f"{collusion.agreement.session.hex()}-0-0"))
+    stored = {name: party.session._outbox.get(outbox_name(collusion.context)) for name, party in collusion.parties.items()}
+    own = collusion.vector(stored[collusion.INSIDER])
     sealed = seal_vector(own, collusion.holder_key, sender=collusion.INSIDER)
     flipped = bytes([sealed.chunks[0][0] ^ 1]) + sealed.chunks[0][1:]
     transparent = replace(own, chunks=(bytes(len(own.chunks[0])), *own.chunks[1:]))
-    other = replace(
-        collusion.holder_key, encryption_key=EscrowKey.generate().attempt_key(binding=bytes(32), params=own.params).encryption_key
-    )
+    anothers = EscrowKey.generate().attempt_key(binding=collusion.context.digest, params=own.params)
+    other = replace(collusion.holder_key, encryption_key=anothers.encryption_key)
     later = replace(collusion.holder_key, binding=replace(collusion.context, attempt=1).digest)
     crafted = (
         replace(sealed, chunks=(flipped, *sealed.chunks[1:])),
@@ -452,17 +444,12 @@ def test_an_upload_whose_seal_is_broken_or_anothers_opens_nothing_and_is_named(c
         seal_vector(own, other, sender=collusion.INSIDER),
         seal_vector(own, later, sender=collusion.INSIDER),
         # What another client sealed. It is not handed out before the commitments, and would be of no use if it were.
-        decode_upload(
-            collusion.parties["bank_0"].session._outbox.get(f"{collusion.agreement.session.hex()}-0-0"), collusion.context, collusion.key_id
-        ).vector,
+        decode_upload(stored["bank_0"], collusion.context, collusion.key_id).vector,
     )
     for vector in crafted:
         upload = encode_upload(collusion.context, collusion.insider, Update(sender=collusion.INSIDER, round=0, vector=vector))
         commitments = collusion.second(upload)
-        uploads = {
-            name: collusion.parties[name].session._outbox.get(f"{collusion.agreement.session.hex()}-0-0") for name in collusion.HONEST
-        }
-        uploads[collusion.INSIDER] = upload
+        uploads = stored | {collusion.INSIDER: upload}
         digest = collusion.digest(uploads)
         approvals = [encode_approval(collusion.context, collusion.identities[name], digest) for name in collusion.parties]
         request = collusion.request(digest, approvals, commitments)
