@@ -82,7 +82,8 @@ DP_COMPILED = Way(name="+ DP, compiled", private=True, compiled=True)
 COMPILED = Way(name="+ DP + HE, compiled", private=True, keys="shared", compiled=True)
 THRESHOLD = Way(name="ThresholdKey + DP", private=True, keys="threshold")
 WAYS = (PLAIN, DP, HE, BOTH, PARITY, THRESHOLD, UNMENDED, DP_COMPILED, COMPILED)
-SCALED = (PLAIN, BOTH)
+AFTER_MENDING = (PLAIN, DP, HE, BOTH, UNMENDED)
+SCALED = (PLAIN, BOTH, PARITY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,7 @@ class Cost:
         parameters: Numbers in an update.
         steps: Steps of each client.
         seconds: Wall-clock seconds of the fastest round, of all parties one after the other: other work on a machine only ever adds.
+        cpu_seconds: Processor seconds of the round with the fewest: waiting, for the disk above all, is not in them.
         parts: Seconds of that round by part. `train` charges the ledger and trains; `protect` derives keys, rounds and encrypts; `wire`
             is messages, signatures, what is stored, digest and approvals; `sum` is the server's, `open` that of all clients.
         bytes_up: Mean bytes that a client sent. In the clear, those of the weights as float32.
@@ -140,23 +142,24 @@ class Cost:
     parameters: int
     steps: int
     seconds: float
+    cpu_seconds: float
     parts: Mapping[str, float]
     bytes_up: float
     bytes_down: float
     peak_megabytes: float
 
 
-BANKS = Work(clients=5, records=200_000, hidden=(64, 32), batch=512, steps=390, rounds=3, turns=3)
-WIDE = replace(BANKS, hidden=(256, 128), steps=100, turns=2)
+BANKS = Work(clients=5, records=200_000, hidden=(64, 32), batch=512, steps=390, rounds=3, turns=1)
 SHORT = replace(BANKS, steps=39)
-_SMALL = Work(clients=5, records=1000, hidden=(64, 32), batch=64, steps=1, rounds=3, turns=1)
-FULL = (BANKS, WIDE, SHORT)
+_SMALL = Work(clients=5, records=1000, hidden=(64, 32), batch=64, steps=1, rounds=2, turns=1)
+FULL: tuple[tuple[Work, tuple[Way, ...]], ...] = ((BANKS, WAYS), (SHORT, AFTER_MENDING))
 CLIENTS = tuple(replace(_SMALL, clients=clients) for clients in (2, 5, 10, 30, 100))
 # One hidden layer of as many neurons as make about that many parameters.
 PARAMETERS = tuple(replace(_SMALL, hidden=(size // (COLUMNS + 2),)) for size in (10_000, 100_000, 1_000_000))
-LARGE = tuple(replace(_SMALL, hidden=(size // (COLUMNS + 2),), rounds=2) for size in (10_000_000,))
+LARGE = tuple(replace(_SMALL, hidden=(size // (COLUMNS + 2),)) for size in (10_000_000,))
 _TINY = Work(clients=5, records=2000, hidden=(64, 32), batch=64, steps=5, rounds=2, turns=1)
-QUICK, QUICK_CLIENTS, QUICK_PARAMETERS = (_TINY,), (replace(_TINY, clients=2, steps=1),), (replace(_TINY, hidden=(800,), steps=1),)
+QUICK: tuple[tuple[Work, tuple[Way, ...]], ...] = ((_TINY, (PLAIN, DP, BOTH, THRESHOLD)),)
+QUICK_CLIENTS, QUICK_PARAMETERS = (replace(_TINY, clients=2, steps=1),), (replace(_TINY, hidden=(800,), steps=1),)
 
 
 @contextmanager
@@ -218,13 +221,20 @@ def hold(way: Way, work: Work) -> Cost:
         if way.looks_every_round:
             for trainer in simulation._trainers.values():
                 trainer._steady = None
-        meter, inside, rounds = Meter(), dict[str, float](), list[dict[str, float]]()
+        meter, inside, rounds, processor = Meter(), dict[str, float](), list[dict[str, float]](), list[float]()
+        whole = simulation._rounds.hold
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            start = time.process_time()
+            held = whole(*arguments, **named)
+            processor.append(time.process_time() - start)
+            return held
 
         def note(summary: RoundSummary) -> None:
             rounds.append(parts_of(summary.record.seconds, inside))
             inside.clear()
 
-        with parted(inside), meter:
+        with parted(inside), patch.object(simulation._rounds, "hold", timed), meter:
             history = simulation.run(rounds=work.rounds, progress=note)
     fastest = min(rounds[1:], key=lambda parts: sum(parts.values()))
     size = history.model.layout.size
@@ -235,6 +245,7 @@ def hold(way: Way, work: Work) -> Cost:
         parameters=size,
         steps=work.steps,
         seconds=sum(fastest.values()),
+        cpu_seconds=min(processor[1:]),
         parts=fastest,
         bytes_up=in_the_clear or history.bytes_up_per_parameter * size,
         bytes_down=in_the_clear or history.bytes_down_per_parameter * size,
@@ -260,7 +271,8 @@ def better(first: Cost | None, second: Cost) -> Cost:
     if first is None:
         return second
     faster = min(first, second, key=lambda cost: cost.seconds)
-    return replace(faster, peak_megabytes=max(first.peak_megabytes, second.peak_megabytes))
+    most = max(first.peak_megabytes, second.peak_megabytes)
+    return replace(faster, cpu_seconds=min(first.cpu_seconds, second.cpu_seconds), peak_megabytes=most)
 
 
 def measure(work: Work, ways: Sequence[Way], tick: Callable[[], None]) -> list[Cost]:
@@ -302,6 +314,7 @@ class Ratios:
     parameters: int
     steps: int
     seconds: Mapping[str, float]
+    cpu_seconds: Mapping[str, float]
     bytes: Mapping[str, float]
 
 
@@ -312,40 +325,43 @@ def ratios(costs: Sequence[Cost]) -> Ratios:
         parameters=plain.parameters,
         steps=plain.steps,
         seconds={cost.way: cost.seconds / plain.seconds for cost in costs},
+        cpu_seconds={cost.way: cost.cpu_seconds / plain.cpu_seconds for cost in costs},
         bytes={cost.way: (cost.bytes_up + cost.bytes_down) / (plain.bytes_up + plain.bytes_down) for cost in costs},
     )
 
 
 def verdicts(found: Ratios) -> list[str]:
     """What is required of a whole encrypted round with DP, and what it takes, in sentences."""
-    both, private, compiled = found.seconds[BOTH.name], found.seconds[DP.name], found.seconds.get(COMPILED.name)
     where = f"{found.parameters:,} parameters, {found.steps} steps"
 
     def judged(value: float, limit: float) -> str:
         return f"{value:.2f} times, {'at most' if value <= limit else '**MORE** than'} the {limit:g} times that are required"
 
-    sentences = [
-        f"{where}: the round with DP and HE takes the time of the plain round {judged(both, REQUIRED_SECONDS)}. DP takes "
-        f"{private:.2f} times the plain round, and HE {both / private:.2f} times the round with DP."
-    ]
-    if compiled is not None:
-        private = found.seconds[DP_COMPILED.name]
-        sentences.append(
-            f"{where}, sums compiled: {judged(compiled, REQUIRED_SECONDS)}; DP {private:.2f} times the plain round, HE "
-            f"{compiled / private:.2f} times the round with DP."
+    def split(private: str, both: str) -> str:
+        wall, processor = found.seconds, found.cpu_seconds
+        return (
+            f"DP takes {wall[private]:.2f} times the plain round, and HE {wall[both] / wall[private]:.2f} times the round with DP; of "
+            f"processor time it is {processor[private]:.2f} and {processor[both] / processor[private]:.2f}, together {processor[both]:.2f}."
         )
+
+    needed = judged(found.seconds[BOTH.name], REQUIRED_SECONDS)
+    sentences = [f"{where}: the round with DP and HE takes the time of the plain round {needed}. {split(DP.name, BOTH.name)}"]
+    if COMPILED.name in found.seconds:
+        needed = judged(found.seconds[COMPILED.name], REQUIRED_SECONDS)
+        sentences.append(f"{where}, sums compiled: {needed}. {split(DP_COMPILED.name, COMPILED.name)}")
     sentences.append(f"{where}, bytes: {judged(found.bytes[BOTH.name], REQUIRED_BYTES)}.")
     if PARITY.name in found.bytes:
         sentences.append(f"{where}, bytes with the parameters `parity`: {judged(found.bytes[PARITY.name], REQUIRED_BYTES_PARITY)}.")
     return sentences
 
 
-_HEAD = ("way", "seconds", "to FedAvg", *PARTS, "bytes up", "bytes down", "to FedAvg", "peak MB")
+_HEAD = ("way", "seconds", "to FedAvg", "CPU seconds", "to FedAvg", *PARTS, "bytes up", "bytes down", "to FedAvg", "peak MB")
 
 
 def cells(cost: Cost, found: Ratios) -> tuple[str, ...]:
     """A cost as a row of `_HEAD`."""
-    seconds = f"{cost.seconds:.3f}", f"{found.seconds[cost.way]:.2f}", *(f"{cost.parts[part]:.3f}" for part in PARTS)
+    processor = f"{cost.cpu_seconds:.3f}", f"{found.cpu_seconds[cost.way]:.2f}"
+    seconds = f"{cost.seconds:.3f}", f"{found.seconds[cost.way]:.2f}", *processor, *(f"{cost.parts[part]:.3f}" for part in PARTS)
     sent = f"{cost.bytes_up:,.0f}", f"{cost.bytes_down:,.0f}", f"{found.bytes[cost.way]:.2f}"
     return cost.way, *seconds, *sent, f"{cost.peak_megabytes:.0f}"
 
@@ -367,10 +383,10 @@ class Report:
 
 def scaling(results: Sequence[Sequence[Cost]], what: str) -> list[str]:
     """How the parts of a round with DP and HE grow, as a Markdown table."""
-    head = (what, "plain seconds", "seconds", *PARTS, "bytes up", "bytes down", "bytes to plain", "peak MB")
+    head = (what, "plain seconds", "seconds", *PARTS, "bytes up", "bytes down", "bytes to plain", "of `parity`", "peak MB")
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for costs in results:
-        plain, both = (next(cost for cost in costs if cost.way == way.name) for way in SCALED)
+        plain, both, parity = (next(cost for cost in costs if cost.way == way.name) for way in SCALED)
         row = (
             f"{getattr(both, what):,}",
             f"{plain.seconds:.3f}",
@@ -379,6 +395,7 @@ def scaling(results: Sequence[Sequence[Cost]], what: str) -> list[str]:
             f"{both.bytes_up:,.0f}",
             f"{both.bytes_down:,.0f}",
             f"{ratios(costs).bytes[both.way]:.2f}",
+            f"{ratios(costs).bytes[parity.way]:.2f}",
             f"{both.peak_megabytes:.0f}",
         )
         lines.append(f"| {' | '.join(row)} |")
@@ -423,7 +440,8 @@ def dossier(report: Report, command: str) -> str:
         "",
         "* Wall-clock seconds of all parties, one after the other in one process, on one thread: on machines of their own, banks train, "
         "protect and open side by side. The fastest round of all turns but each first counts, because other work on a machine only ever "
-        "adds. Ways take turns.",
+        "adds. Ways take turns. CPU seconds do not count waiting for the disk, on which every party stores what it must not forget; where "
+        "other work kept the machine busy, they are the better measure.",
         f"* Every way trains the same network on as many records: {COLUMNS} columns of made-up numbers, as many steps, and of as many "
         "records each; under DP-SGD on average, because its batches are drawn at random. A step of DP-SGD clips each record's gradient, "
         "sums in float64 and adds noise, so it is not the same work as a step of plain SGD: both ratios are stated.",
@@ -481,11 +499,12 @@ def main(*, quick: QuickRound = False, as_json: AsJson = False, large: Largest =
     need_matplotlib(folder)
     works, by_clients, by_parameters = (QUICK, QUICK_CLIENTS, QUICK_PARAMETERS) if quick else (FULL, CLIENTS, PARAMETERS)
     by_parameters = (*by_parameters, *LARGE) if large else by_parameters
-    ways = (PLAIN, DP, BOTH, THRESHOLD) if quick else WAYS
-    plan = [*((work, ways) for work in works), *((work, SCALED) for work in (*by_clients, *by_parameters))]
+    plan = [*works, *((work, SCALED) for work in (*by_clients, *by_parameters))]
     results = run(plan, FinishedRuns(folder=cache))
     first, second = len(works), len(works) + len(by_clients)
-    report = Report(works=works, rounds=results[:first], by_clients=results[first:second], by_parameters=results[second:])
+    report = Report(
+        works=[work for work, _ in works], rounds=results[:first], by_clients=results[first:second], by_parameters=results[second:]
+    )
     if as_json:
         for costs in results:
             for cost in costs:
@@ -496,11 +515,11 @@ def main(*, quick: QuickRound = False, as_json: AsJson = False, large: Largest =
         for costs in results:
             shown = Table(title=f"{costs[0].clients} clients, {costs[0].parameters:,} parameters, {costs[0].steps} steps")
             shown.add_column(_HEAD[0], no_wrap=True)
-            for name in (*_HEAD[1:3], *_HEAD[-4:]):
+            for name in (*_HEAD[1:5], *_HEAD[-4:]):
                 shown.add_column(name)
             for cost in costs:
                 row = cells(cost, ratios(costs))
-                shown.add_row(*row[:3], *row[-4:])
+                shown.add_row(*row[:5], *row[-4:])
             Console().print(shown)
         for costs in () if quick else report.rounds:
             for sentence in verdicts(ratios(costs)):

@@ -192,6 +192,16 @@ def test_every_module_and_make_target_that_a_page_names_exists(page: Path) -> No
     assert wrong == []
 
 
+def test_commands_are_found_in_blocks_and_in_running_text() -> None:
+    found = [
+        (command, whole) for page in PAGES for command, whole in commands(page) if command.startswith(("privfed ", "python -m benchmarks."))
+    ]
+    assert ("privfed audit run1", True) in found
+    assert ("privfed deploy init plan/fraud.toml --out deployment", True) in found  # behind a prompt
+    assert ("privfed ledger verify", False) in found
+    assert ("python -m benchmarks.he", False) in found
+
+
 def test_a_benchmark_that_does_not_exist_is_noticed() -> None:
     assert module_problem("benchmarks.nothing", []) == "no module benchmarks.nothing"
     assert module_problem("benchmarks.he", ["--quicker"]) == "benchmarks.he has no option --quicker"

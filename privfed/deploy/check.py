@@ -6,8 +6,9 @@ from pathlib import Path
 
 from privfed.agreement import Agreement
 from privfed.deploy.deployment import KEY_HOLDER, Deployment, installed
-from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, SHARED_KEY, read_agreement
-from privfed.errors import KeyRefusedError
+from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, RULE, SHARED_KEY, read_agreement
+from privfed.engines.site_code import with_rule
+from privfed.errors import AgreementMismatchError, KeyRefusedError
 from privfed.identity import Identity, PublicIdentity
 from privfed.keys.load import load_escrow_key, load_shared_key
 from privfed.trust import EscrowTrust
@@ -37,7 +38,23 @@ def party_problems(folder: Path, deployment: Deployment, *, name: str, now: date
         here = installed(distribution)[distribution]
         if here != version:
             found.append(f"{distribution} is {here} here and {version} at the others; install {distribution}=={version}")
-    return found + _key_problems(folder, deployment, name)
+    return found + _key_problems(folder, deployment, name) + _rule_problems(folder, deployment, name)
+
+
+def _rule_problems(folder: Path, deployment: Deployment, name: str) -> list[str]:
+    try:
+        agreement = read_agreement(folder)
+    except (OSError, ValueError):
+        return []  # said of the keys
+    if name not in deployment.parties:
+        return []
+    try:
+        with_rule(agreement, folder)
+    except FileNotFoundError:
+        return [f"{RULE} is missing; copy it from another party, it is the same for all but the server"]
+    except (OSError, ValueError, AgreementMismatchError) as error:
+        return [f"{RULE}: {error}"]
+    return []
 
 
 def _key_problems(folder: Path, deployment: Deployment, name: str) -> list[str]:

@@ -29,6 +29,7 @@ def test_the_parts_of_a_round_add_up_to_it(costs: list[Cost]) -> None:
         assert sum(cost.parts.values()) == pytest.approx(cost.seconds)
         assert all(seconds >= 0 for seconds in cost.parts.values())
         assert cost.parts["train"] > 0
+        assert cost.cpu_seconds > 0
         assert (cost.parts["protect"] > 0) == (cost.way not in {PLAIN.name, DP.name})
 
 
@@ -40,13 +41,15 @@ def test_bytes_in_the_clear_are_those_of_float32_and_parity_takes_fewer_than_the
 
 def test_ratios_are_to_plain_training_of_the_same_run(costs: list[Cost]) -> None:
     made = [
-        replace(cost, seconds=seconds, bytes_up=100.0 * seconds, bytes_down=0.0) for cost, seconds in zip(costs, range(2, 8), strict=True)
+        replace(cost, seconds=seconds, cpu_seconds=2.0 * seconds - 3, bytes_up=100.0 * seconds, bytes_down=0.0)
+        for cost, seconds in zip(costs, range(2, 8), strict=True)
     ]
     found = ratios(made)
     assert found.seconds[PLAIN.name] == 1.0
     assert found.seconds[BOTH.name] == found.bytes[BOTH.name] == 2.5
     assert "2.50 times, **MORE** than the 1.3 times" in verdicts(found)[0]
     assert "DP takes 1.50 times the plain round, and HE 1.67 times the round with DP" in verdicts(found)[0]
+    assert "of processor time it is 3.00 and 2.33, together 7.00." in verdicts(found)[0]
     met = replace(found, seconds=found.seconds | {BOTH.name: 1.3})
     assert "1.30 times, at most the 1.3 times" in verdicts(met)[0]
 
@@ -90,8 +93,9 @@ def test_the_page_and_the_figure_are_made_from_the_costs(costs: list[Cost], tmp_
 
 
 def test_the_quick_form_measures_in_processes_of_its_own_and_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("QUICK", "QUICK_CLIENTS", "QUICK_PARAMETERS"):
-        monkeypatch.setattr(whole_round, name, (TINY,) if name == "QUICK" else ())
+    monkeypatch.setattr(whole_round, "QUICK", ((TINY, (PLAIN, DP, BOTH, THRESHOLD)),))
+    for name in ("QUICK_CLIENTS", "QUICK_PARAMETERS"):
+        monkeypatch.setattr(whole_round, name, ())
     monkeypatch.setattr(whole_round, "DOSSIER", tmp_path)
     done = CliRunner().invoke(APP, ["--quick", "--json"])
     assert done.exit_code == 0

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from privfed.aggregation.rules import MultiKrum
 from privfed.agreement import NamedRule, Validator, decode_agreement
 from privfed.contribution.trajectory import FedTsv
+from privfed.deploy.check import party_problems
+from privfed.deploy.deployment import Deployment
 from privfed.deploy.parties import make_parties
 from privfed.deploy.plan import Plan
 from privfed.engines.coordinator import coordinate
@@ -148,6 +151,24 @@ def test_everybody_but_the_server_has_the_rule_and_the_key_holder_needs_no_torch
     """
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, f"{HOLDER}\n"), result.stderr
+
+
+def test_a_rule_file_that_is_gone_or_another_is_found_by_the_check(tmp_path: Path) -> None:
+    deployed = made(tmp_path / "plan", rule=KRUM, mode="EscrowKey")
+
+    def found(name: str) -> list[str]:
+        folder = deployed.folder(name)
+        return party_problems(folder, Deployment.load(folder), name=name, now=datetime.now(UTC))
+
+    for name in (*deployed.names, HOLDER, SERVER):
+        assert found(name) == []
+    (deployed.folder("bank_1") / "rule.py").unlink()
+    assert found("bank_1") == ["rule.py is missing; copy it from another party, it is the same for all but the server"]
+    for text, reason in ((KRUM.replace("keep=3", "keep=4"), "agree on one"), ("x = 1", "expected rule.py to define rule()")):
+        (deployed.folder(HOLDER) / "rule.py").write_text(textwrap.dedent(text))
+        (problem,) = found(HOLDER)
+        assert problem.startswith("rule.py: ")
+        assert reason in problem
 
 
 def test_declared_noise_and_the_bound_of_a_plan_are_in_the_agreement(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Whole runs over a real SuperLink with TLS and authenticated SuperNodes, beside the same run in `engines.local`."""
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from privfed import __version__
 from privfed.engines.flower.provisioning import write
 from privfed.engines.party_folder import EVENTS, ROUNDS
 from privfed.round_record import RoundRecord
+from tests.engines.canary import KEEPING, check_server_is_blind, commands
 from tests.engines.deployed import SERVER, Deployed, deploy, simulated
-from tests.engines.flower.processes import Place, Started, free_port, wait_for
+from tests.engines.flower.processes import RUN_SECONDS, Place, Started, free_port, wait_for
 
 NOTICED_SECONDS = 4 * (63 + 60)  # a killed SuperNode is noticed after 63 s at the latest, and then waited for
 
@@ -73,12 +75,40 @@ def check_same_as_local(deployed: Deployed, folder: Path, *, rounds: int) -> Non
         assert np.array_equal(values, history.model.values)
 
 
+HOLDING = """
+import time
+
+_SEEDED = _randomness
+
+
+def _randomness(name, number):
+    while (FOLDER / f"hold-{number}").exists():
+        (FOLDER / "holding").touch()
+        time.sleep(0.05)
+    return _SEEDED(name, number)
+"""
+
+
 def test_three_rounds_over_tls_with_authenticated_nodes_end_with_the_integers_of_the_local_engine(root: Path, tmp_path: Path) -> None:
-    deployed, place = settle(root)
+    deployed, place = settle(root, site=f"{KEEPING}{HOLDING}")
+    hold = deployed.folder("bank_2") / "hold-2"
+    hold.touch()
     with place:
-        start_all(deployed, place)
-        done = place.run(3)
-        assert done.returncode == 0, done.stderr
+        parties = start_all(deployed, place)
+        operator = place.start(SERVER, "run.sh", "3")
+        wait_for((hold.parent / "holding").exists, "the third round", seconds=RUN_SECONDS)
+        if sys.platform.startswith("linux"):
+            server = place.started["server-start-superlink.sh-0"].process.pid
+            assert any("serverapp" in command for command in commands(server)), commands(server)
+            check_server_is_blind(
+                server=server,
+                servers_folder=deployed.folder(SERVER),
+                bank=parties["bank_0"][0].process.pid,
+                banks_folder=deployed.folder("bank_0"),
+                rounds=(0, 1),
+            )
+        hold.unlink()
+        assert operator.process.wait(RUN_SECONDS) == 0, operator.text()
         # Nothing that the server keeps was in the clear: it has no key to open it with.
         assert not list(deployed.folder(SERVER).rglob("shared.key"))
     assert len(held(deployed)) == 3
