@@ -431,7 +431,9 @@ def main(
 
     unshare --net sh -c 'ip link set lo up && python -m benchmarks.engines'
 
-    With `--model 10M --engine flare` a run takes some 10 GB of memory. Exit status: 1 if a run ended in another model than the one in one process.
+    `--model 10M --engine flare` takes some 10 GB of memory.
+
+    Exit status: 1 if a run ended in another model than the one in one process.
     """
     if unknown := (set(engine or ()) - set(ENGINES)) | (set(model or ()) - set(HIDDEN)):
         raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}")
