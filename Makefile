@@ -32,7 +32,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)
-	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only
+	$(BIN)/python -m benchmarks.hot_paths
 
 nightly: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m nightly

@@ -26,6 +26,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from torch import nn
 
+from benchmarks.experiment import DOSSIER
 from privfed.attacks.facts import Activation, BinaryLoss, Continuous, GaussianNoise, OneHot, Sgd, SoftmaxLoss, TableSchema, TrainingFacts
 from privfed.attacks.most_likely import MostLikelyRows
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
@@ -47,7 +48,6 @@ from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.model import mlp, values_of
 from privfed.update import PlainVector
 
-DOSSIER = Path(__file__).parents[1] / "docs" / "experiments"
 ROWS, EVERY_ROW, HIDDEN, LEARNING_RATE, MAX_GRAD_NORM, DELTA = 4, 8, (256, 32), 0.1, 1.0, 1e-5
 POOL, SEEDS, PARAMS = 1000, 8, CkksParams.standard()
 _BINARY = BinaryLoss()

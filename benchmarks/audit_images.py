@@ -254,6 +254,9 @@ def dossier(summaries: Sequence[Summary], *, seeds: int, command: str) -> str:
         "",
         "The first image of the first batch, and what came nearest to it in each setting.",
         "",
+        "Where less is read after more local epochs, that is a limit of these attacks and no protection: they do not unroll local "
+        "steps, but take all of them as if from the first model.",
+        "",
         f"| {' | '.join(_HEAD)} |",
         f"|{'---|' * len(_HEAD)}",
         *(f"| {' | '.join(cells(one))} |" for one in summaries),
@@ -266,8 +269,8 @@ def dossier(summaries: Sequence[Summary], *, seeds: int, command: str) -> str:
         f"* Epsilon is that of the whole update, at delta {DELTA:g}, with images clipped to {MAX_GRAD_NORM:g}.",
         f"* Attacks: cosine and total variation with {ITERATIONS} iterations; under noise, where that is worse than a grey image, the "
         f"likeliest image under the noise, {NOISY_ITERATIONS} iterations. Labels are read off the update first. An attack whose own "
-        f"confidence is below {TOLD:g} says a mean image. It takes all local steps as if from the first model. More iterations, or an "
-        "attack that knows what images look like, may see more: that an attack fails bounds nothing.",
+        f"confidence is below {TOLD:g} says a mean image. More iterations, or an attack that knows what images look like, may see "
+        "more: that an attack fails bounds nothing.",
         "* Compression is measured in a first round, before error feedback sends what was left out.",
         "",
         f"Versions: {', '.join(f'{name} {version(name)}' for name in ('privfed', 'torch', 'numpy'))}.",

@@ -22,7 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks import fedtsv
-from benchmarks.fedtsv import CLASSES, DOSSIER, MALICIOUS, SELECTED, UNUSABLE, AsJson, Output, Records, World, make_world
+from benchmarks.experiment import DOSSIER, UNUSABLE, Output
+from benchmarks.fedtsv import CLASSES, MALICIOUS, SELECTED, AsJson, Records, World, make_world
 from privfed.aggregation.gram import gram, noise_energy
 from privfed.aggregation.mixture import Mixture
 from privfed.aggregation.robust import GeometricMedian

@@ -9,21 +9,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paysim import (
+from benchmarks.experiment import (
     DOSSIER,
-    HIDDEN,
-    PARAMS,
     TEST_SHARE,
     AsJson,
     Data,
@@ -32,11 +28,15 @@ from benchmarks.paysim import (
     Quick,
     Source,
     finite,
+    first_model,
     pr_auc,
     prepare,
     round_bar,
+    signed,
     t_interval,
+    versions_of,
 )
+from benchmarks.paysim import PARAMS
 from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
@@ -48,7 +48,6 @@ from privfed.dp.mechanism import Budget
 from privfed.engines.local import Simulation
 from privfed.training.loss import BinaryCrossEntropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
-from privfed.training.model import mlp
 from privfed.training.objective import FedProx
 from privfed.training.scaffold import Scaffold
 
@@ -103,9 +102,9 @@ class Summary:
     epsilon: float
 
 
-def banks_of(training: Samples, rng: np.random.Generator) -> list[Samples]:
-    """Five banks by label at alpha 0.1, each with a hundredth of the records at least."""
-    return dirichlet_partition(training, clients=BANKS, alpha=EXTREME, rng=rng, min_samples=len(training) // 100).split(training)
+def banks_of(training: Samples, rng: np.random.Generator, *, alpha: float = EXTREME) -> list[Samples]:
+    """Five banks by label, each with a hundredth of the records at least."""
+    return dirichlet_partition(training, clients=BANKS, alpha=alpha, rng=rng, min_samples=len(training) // 100).split(training)
 
 
 def mechanism(records: int, *, private: bool, local_steps: int, seed: int) -> TrainingMechanism:
@@ -124,6 +123,13 @@ def mechanism(records: int, *, private: bool, local_steps: int, seed: int) -> Tr
     )
 
 
+def drift_of(simulation: Simulation) -> float:
+    """How far the banks' updates of the last round are from their mean, relative to its length."""
+    updates = np.stack([update.vector.values for update in simulation.updates.values()])
+    mean = updates.mean(axis=0)
+    return float(np.linalg.norm(updates - mean, axis=1).mean() / np.linalg.norm(mean))
+
+
 def train(
     banks: Sequence[Samples],
     test: Samples,
@@ -136,9 +142,7 @@ def train(
     tick: Callable[[], None],
 ) -> Outcome:
     """One run of one method. The seed decides first weights and, without privacy, the order of records."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = mlp(inputs=len(test.columns), hidden=HIDDEN)
+    model = first_model(test.columns, seed=seed)
     curve, drifts = list[float](), list[float]()
     rounds = size.steps // local_steps
     with ExitStack() as stack:
@@ -157,9 +161,7 @@ def train(
 
         def note(_: object) -> None:
             curve.append(pr_auc(model, simulation.model_values, test))
-            updates = np.stack([update.vector.values for update in simulation.updates.values()])
-            mean = updates.mean(axis=0)
-            drifts.append(float(np.linalg.norm(updates - mean, axis=1).mean() / np.linalg.norm(mean)))
+            drifts.append(drift_of(simulation))
             tick()
 
         history = simulation.run(rounds=rounds, progress=note)
@@ -223,7 +225,7 @@ _HEAD = ("DP-SGD", "local steps", "method", "PR-AUC", "gain over FedAvg", "drift
 
 def cells(summary: Summary) -> tuple[str, ...]:
     """A summary as a row of `_HEAD`."""
-    gain = "-" if summary.method == "FedAvg" else f"{summary.gain.estimate:+.3f} ({summary.gain.low:+.3f} to {summary.gain.high:+.3f})"
+    gain = signed(summary.gain) if summary.method != "FedAvg" else "-"
     epsilon = f"{summary.epsilon:.1f}" if summary.private else "-"
     private = "yes" if summary.private else "no"
     return private, str(summary.local_steps), summary.method, str(summary.pr_auc), gain, f"{summary.drift:.2f}", epsilon
@@ -242,7 +244,7 @@ def verdict(summary: Summary) -> str:
 def dossier(summaries: Sequence[Summary], outcomes: Sequence[Outcome], size: Size, source: Source, command: str) -> str:
     """The experiment as a Markdown page."""
     first = {outcome.seed: outcome for outcome in outcomes}
-    versions = ", ".join(f"{name} {version(name)}" for name in ("privfed", "torch", "opacus", "numpy"))
+    versions = versions_of("privfed", "torch", "opacus", "numpy")
     lines = [
         "# Client drift: FedAvg, FedProx and SCAFFOLD at alpha 0.1",
         "",

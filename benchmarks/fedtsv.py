@@ -28,6 +28,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.experiment import DOSSIER, UNUSABLE, Cache, Output
 from privfed.aggregation.coordinatewise import CoordinateMedian, TrimmedMean
 from privfed.aggregation.gram import gram
 from privfed.aggregation.mixture import Mixture
@@ -47,12 +48,11 @@ from privfed.training.model import mlp, scores, values_of
 from privfed.update import PlainVector
 
 FILE = "mnist.npz"
-DOSSIER = Path(__file__).parents[1] / "docs" / "experiments"
 IID, SKEWED, MALICIOUS = "all digits", "few digits", "malicious"
 KINDS = {IID: 70, SKEWED: 10, MALICIOUS: 20}
 SELECTED, ALPHA, CLASSES, HIDDEN, TOTAL = 5, 0.1, 10, 64, 4096
 WITHIN, ABOVE, MOST_WEIGHT = 0.02, 0.03, 0.03
-MISSED, UNUSABLE = 1, 2
+MISSED = 1
 WITHOUT, PLAIN, OURS = "without malicious clients", "FedAvg", "FedTSV"
 
 
@@ -501,8 +501,6 @@ def draw(outcomes: Sequence[Outcome], size: Size, path: Path, *, classes: str = 
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Output = Annotated[Path | None, typer.Option(help="Folder for page and figure; by default docs/experiments, of a quick run none.")]
-Cache = Annotated[Path | None, typer.Option(help="Folder of finished runs, from which an interrupted experiment goes on.")]
 
 
 def main(

@@ -19,10 +19,10 @@ import typer
 from numpy.typing import NDArray
 from torch import nn
 
+from benchmarks.experiment import DOSSIER, UNUSABLE, Cache, Output
 from benchmarks.fedtsv import (
     ALPHA,
     CLASSES,
-    DOSSIER,
     KINDS,
     MALICIOUS,
     METHODS,
@@ -30,12 +30,9 @@ from benchmarks.fedtsv import (
     PLAIN,
     SELECTED,
     SKEWED,
-    UNUSABLE,
     WITHOUT,
     AsJson,
-    Cache,
     Outcome,
-    Output,
     Records,
     Size,
     collect,

@@ -5,54 +5,59 @@ frauds whole: central training on the pooled records, the encrypted federated ru
 must agree bit for bit. `python -m benchmarks.paysim --help` says the rest.
 """
 
-import hashlib
-import importlib.util
 import json
 import math
-import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import pandas as pd
-import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from scipy import stats
 from torch import nn
 
+from benchmarks.experiment import (
+    DOSSIER,
+    FILE,
+    HIDDEN,
+    TEST_SHARE,
+    AsJson,
+    Data,
+    Interval,
+    Output,
+    Quick,
+    Source,
+    finite,
+    first_model,
+    pr_auc,
+    prepare,
+    ratio_interval,
+    round_bar,
+    t_interval,
+    versions_of,
+)
 from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.partition import CONSORTIUM, dirichlet_partition
-from privfed.data.paysim import NOBAL, PRE, FeatureSet, check_full_file, features, grouped_split, load_paysim
+from privfed.data.paysim import NOBAL, PRE, FeatureSet, features, grouped_split
 from privfed.data.samples import Samples
-from privfed.data.transactions import generate_transactions
 from privfed.engines.local import simulate
-from privfed.errors import UnsupportedDataError
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.history import History
 from privfed.training.dpsgd import train
-from privfed.training.evaluate import average_precision
 from privfed.training.loss import BinaryCrossEntropy
 from privfed.training.mechanism import NonPrivate
-from privfed.training.model import mlp, scores, values_of
+from privfed.training.model import values_of
 from privfed.update import PlainVector
 
-FILE = "paysim_sim_194k.csv.gz"
-DOSSIER = Path(__file__).parents[1] / "docs" / "experiments"
 FEATURE_SETS = (NOBAL, PRE)
 BANKS = 5
-TEST_SHARE = 0.3
 BATCH_SIZE = 512
-HIDDEN = (64, 32)
 POSITIVE_WEIGHT = 10.0
 POLICY = OpeningPolicy(min_clients=3, max_share=0.75)
 PARAMS = CkksParams.standard(bound=8.0)
@@ -60,7 +65,7 @@ REQUIRED_RATIO = 0.9
 # PaySim caps a transaction at ten million, thieves split what is above it, and a victim with an empty account pays nothing: frauds
 # of these amounts are found by looking at the amount alone.
 GIVEAWAYS = (0.0, 1e7)
-BROKEN, UNUSABLE = 1, 2
+BROKEN = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,21 +80,6 @@ class Size:
 
 FULL = Size(seeds=(0, 1, 2, 3, 4), rounds=40, steps=50, learning_rates=(0.3, 1.0))
 QUICK = Size(seeds=(0, 1), rounds=2, steps=20, learning_rates=(0.3, 1.0))
-QUICK_ROWS, QUICK_FRAUD_RATE = 20_000, 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """An estimate and its 95 % interval."""
-
-    estimate: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            return f"{self.estimate:.3f} (no interval)"
-        return f"{self.estimate:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,34 +125,11 @@ class Summary:
     accepted: bool | None
 
 
-def t_interval(values: Sequence[float]) -> Interval:
-    """Mean and Student's 95 % interval of at least two independent values."""
-    array = np.asarray(values)
-    half = stats.t.ppf(0.975, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
-    return Interval(estimate=float(array.mean()), low=float(array.mean() - half), high=float(array.mean() + half))
-
-
-def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """Ratio of the means of paired values, with Fieller's 95 % interval (Fieller, 1954, "Some problems in interval estimation").
-
-    It holds the ratios r at which the paired differences above - r * below pass a t-test for mean 0. Where the mean of `below` is
-    not distinguishable from 0, every bound could be passed, and the interval is infinite.
-    """
-    pairs = np.stack([above, below])
-    up, down = pairs.mean(axis=1)
-    spread = np.cov(pairs) / pairs.shape[1] * stats.t.ppf(0.975, pairs.shape[1] - 1) ** 2
-    a, b, c = down**2 - spread[1, 1], up * down - spread[0, 1], up**2 - spread[0, 0]
-    if a <= 0:
-        return Interval(estimate=float(up / down), low=-math.inf, high=math.inf)
-    root = math.sqrt(max(b**2 - a * c, 0.0))
-    return Interval(estimate=float(up / down), low=float((b - root) / a), high=float((b + root) / a))
-
-
-def declared_weights(sizes: Sequence[int]) -> tuple[int, ...]:
-    """What the banks agree on in public: their sizes in whole thousands, at least 1, and no share above the policy's."""
+def declared_weights(sizes: Sequence[int], *, max_share: float = POLICY.max_share) -> tuple[int, ...]:
+    """What the banks agree on in public: their sizes in whole thousands, at least 1, and no share above the largest."""
     thousands = [max(1, round(size / 1000)) for size in sizes]
     others = sum(thousands) - max(thousands)
-    ceiling = math.floor(others * POLICY.max_share / (1 - POLICY.max_share))
+    ceiling = math.floor(others * max_share / (1 - max_share))
     return tuple(min(weight, ceiling) for weight in thousands)
 
 
@@ -232,9 +199,7 @@ def compare(table: pd.DataFrame, feature_set: FeatureSet, *, seed: int, size: Si
     rng = np.random.default_rng(seed)
     training, test = grouped_split(features(table, feature_set), test_share=TEST_SHARE, rng=rng)
     banks = split_among_banks(training, rng)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = mlp(inputs=len(training.columns), hidden=HIDDEN)
+    model = first_model(training.columns, seed=seed)
     central_rate, rate = tune(training, model, seed=seed, size=size, rng=rng, tick=tick)
     central, central_values = train_centrally(training, model, learning_rate=central_rate, seed=seed, size=size, test=test, tick=tick)
     encrypted, plain = (
@@ -268,10 +233,6 @@ def compare(table: pd.DataFrame, feature_set: FeatureSet, *, seed: int, size: Si
     )
 
 
-def pr_auc(model: nn.Module, values: PlainVector, samples: Samples) -> float:
-    return average_precision(samples.labels, scores(model, values, samples.features))
-
-
 def seconds_per_round(history: History) -> float:
     return sum(sum(summary.record.seconds.values()) for summary in history.rounds) / len(history.rounds)
 
@@ -299,14 +260,6 @@ def summarise(outcomes: Sequence[Outcome], *, judged: bool) -> Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where the records are from: `origin` says what may be concluded."""
-
-    name: str
-    origin: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Everything that is printed or written."""
 
@@ -322,15 +275,6 @@ class Report:
         lines = [{"kind": "run"} | asdict(outcome) for outcome in self.outcomes]
         lines += [{"kind": "summary"} | asdict(summary) for summary in self.summaries]
         return [json.dumps(finite({"command": self.command, "source": self.source.name} | line), allow_nan=False) for line in lines]
-
-
-def finite(value: object) -> object:
-    """The value with null for every number in it that JSON has none for."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_tables(report: Report) -> None:
@@ -382,7 +326,7 @@ def dossier(report: Report) -> str:
     precision, recall = emptied_accounts(report.table)
     steps = size.rounds * size.steps * BANKS
     rates = " or ".join(f"{rate:g}" for rate in size.learning_rates)
-    versions = ", ".join(f"{name} {version(name)}" for name in ("privfed", "torch", "tenseal", "numpy", "scikit-learn"))
+    versions = versions_of("privfed", "torch", "tenseal", "numpy", "scikit-learn")
     mean = {name: float(np.mean([getattr(outcome, name) for outcome in outcomes])) for name in _MEANS}
     exact = all(summary.exact for summary in report.summaries)
     parameters = " and ".join(str(count) for count in sorted({outcome.parameters for outcome in outcomes}))
@@ -517,74 +461,6 @@ def draw(report: Report, path: Path) -> None:
         panels[-1].legend(loc="lower right", frameon=False)
         figure.suptitle(f"PaySim, {BANKS} banks, Dirichlet alpha {CONSORTIUM}: mean of {len(report.size.seeds)} seeds, 95 % t-interval")
         figure.savefig(path, metadata={"Date": None})
-
-
-def find_data() -> Path | None:
-    """The default file in the folder PRIVFED_DATA, or ../shared/data beside the repository; None where it is not."""
-    folder = Path(os.environ.get("PRIVFED_DATA") or Path(__file__).parents[2] / "shared" / "data")
-    return folder / FILE if (folder / FILE).is_file() else None
-
-
-_SIMULATED = "These records come from a simulator. They are not Kaggle's file, and no number here is a result on it."
-_MADE_UP = "These records are made up. They are not Kaggle's file, and no number here is a result on it."
-_GIVEN = "These are the records of a file that was given; where they come from is for whoever gave it to say."
-_KAGGLE = "These records have the published figures of Kaggle's file."
-
-
-def load(data: Path | None, *, quick: bool) -> tuple[pd.DataFrame, Source]:
-    """The table and where it is from.
-
-    Raises:
-        FileNotFoundError: If there is no file and made-up transactions would not do.
-    """
-    path = data or find_data()
-    if path is not None:
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path}")
-        table = load_paysim(path)
-        name = f"{path.name}, {_extent(table)}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
-        return table, Source(name=name, origin=_SIMULATED if data is None else _origin(table))
-    if not quick:
-        raise FileNotFoundError(f"no {FILE} found: set PRIVFED_DATA to the folder that holds it, or give a PaySim log with --data")
-    table = generate_transactions(rows=QUICK_ROWS, fraud_rate=QUICK_FRAUD_RATE, rng=np.random.default_rng(0))
-    return table, Source(name=f"generated transactions, {_extent(table)}", origin=_MADE_UP)
-
-
-def _origin(table: pd.DataFrame) -> str:
-    try:
-        check_full_file(table)
-    except UnsupportedDataError:
-        return _GIVEN
-    return _KAGGLE
-
-
-def _extent(table: pd.DataFrame) -> str:
-    return f"{len(table):,} rows with {int(table['isFraud'].to_numpy().sum()):,} frauds"
-
-
-Quick = Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes; too short to be judged; writes no page.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line and nothing else.")]
-Data = Annotated[Path | None, typer.Option(help="A PaySim log in Kaggle's columns; by default PRIVFED_DATA's.")]
-Output = Annotated[Path | None, typer.Option(help="Folder for page and figure; by default docs/experiments, of a quick run none.")]
-
-
-def prepare(data: Path | None, *, quick: bool, folder: Path | None) -> tuple[pd.DataFrame, Source]:
-    """The table of an experiment, when all that it needs is there; else it ends with status 2, before anything was run."""
-    torch.set_num_threads(1)
-    if folder is not None and importlib.util.find_spec("matplotlib") is None:
-        typer.echo("the figure needs matplotlib, which is not installed: pip install 'privfed[dev]'; nothing was run", err=True)
-        raise typer.Exit(UNUSABLE)
-    try:
-        return load(data, quick=quick)
-    except (FileNotFoundError, UnsupportedDataError) as error:
-        typer.echo(f"{error}; nothing was run", err=True)
-        raise typer.Exit(UNUSABLE) from error
-
-
-def round_bar() -> Progress:
-    """Progress on stderr, in rounds of all runs."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True))
 
 
 def main(*, quick: Quick = False, as_json: AsJson = False, data: Data = None, output: Output = None) -> None:

@@ -4,26 +4,39 @@ Ten banks of unequal data train a fraud model, and two of them attack: by their 
 their own. Every attack meets every rule, from the same start and with the same batches.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.experiment import (
+    DOSSIER,
+    TEST_SHARE,
+    AsJson,
+    Cache,
+    Data,
+    FinishedRuns,
+    Output,
+    Quick,
+    Source,
+    finite,
+    first_model,
+    pr_auc,
+    prepare,
+    round_bar,
+    versions_of,
+)
 from benchmarks.fedtsv import combine
-from benchmarks.paysim import DOSSIER, HIDDEN, TEST_SHARE, AsJson, Data, Output, Quick, Source, finite, pr_auc, prepare, round_bar
 from privfed.aggregation.coordinatewise import CoordinateMedian, Krum, TrimmedMean
 from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
 from privfed.aggregation.rules import FedAvg, MultiKrum
@@ -52,7 +65,7 @@ from privfed.errors import CohortError
 from privfed.training.batched import train_together
 from privfed.training.loss import BinaryCrossEntropy
 from privfed.training.mechanism import NonPrivate
-from privfed.training.model import mlp, scores, values_of
+from privfed.training.model import scores, values_of
 from privfed.update import PlainVector
 
 BANKS, BYZANTINE = 10, 2
@@ -165,10 +178,7 @@ def make_world(table: pd.DataFrame, seed: int) -> World:
     training, test = grouped_split(features(table, PRE), test_share=TEST_SHARE, rng=rng)
     pool, validator = grouped_split(training, test_share=VALIDATION_SHARE, rng=rng)
     banks = dirichlet_partition(pool, clients=BANKS, alpha=CONSORTIUM, rng=rng, min_samples=len(pool) // 100).split(pool)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = mlp(len(test.columns), hidden=HIDDEN)
-    return World(banks=banks, validator=validator, test=test, model=model)
+    return World(banks=banks, validator=validator, test=test, model=first_model(test.columns, seed=seed))
 
 
 def run(world: World, attack: Attack, rule: Any, *, size: Size, seed: int, tick: Callable[[], None]) -> tuple[float, float, float, int]:
@@ -230,8 +240,8 @@ def frauds_that_pass(world: World, values: PlainVector) -> float:
     return float((stamped <= threshold).mean())
 
 
-def collect(table: pd.DataFrame, source: Source, size: Size, cache: Path | None) -> list[Outcome]:
-    """All runs, with progress on stderr; those that are in the cache, from there."""
+def collect(table: pd.DataFrame, source: Source, size: Size, finished: FinishedRuns) -> list[Outcome]:
+    """All runs, with progress on stderr; those that are finished, from where they are kept."""
     named = attacks(size, features(table, PRE).columns)
     outcomes: list[Outcome] = []
     with round_bar() as bar:
@@ -241,20 +251,18 @@ def collect(table: pd.DataFrame, source: Source, size: Size, cache: Path | None)
             for attack_name, attack in named.items():
                 for rule_name, rule in RULES.items():
                     bar.update(task, description=f"seed {seed}, {attack_name}, {rule_name}")
-                    key = hashlib.sha256(repr((size, source.name, seed, attack, rule.name, BANKS, BYZANTINE)).encode()).hexdigest()[:20]
-                    path = None if cache is None else cache / f"{key}.json"
-                    if path is not None and path.exists():
-                        outcomes.append(Outcome(**json.loads(path.read_text(encoding="utf-8"))))
+                    key = (size, source.name, seed, attack, rule.name, BANKS, BYZANTINE)
+                    kept = finished.find(*key)
+                    if kept is None:
+                        end, missed, weight, skipped = run(world, attack, rule, size=size, seed=seed, tick=lambda: bar.advance(task))
+                        outcome = Outcome(
+                            attack=attack_name, rule=rule_name, seed=seed, pr_auc=end, missed=missed, weight=weight, skipped=skipped
+                        )
+                        finished.keep(asdict(outcome), *key)
+                    else:
+                        outcome = Outcome(**kept)
                         bar.advance(task, size.rounds)
-                        continue
-                    end, missed, weight, skipped = run(world, attack, rule, size=size, seed=seed, tick=lambda: bar.advance(task))
-                    outcome = Outcome(
-                        attack=attack_name, rule=rule_name, seed=seed, pr_auc=end, missed=missed, weight=weight, skipped=skipped
-                    )
                     outcomes.append(outcome)
-                    if path is not None:
-                        path.parent.mkdir(parents=True, exist_ok=True)
-                        path.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
     return outcomes
 
 
@@ -293,7 +301,6 @@ def dossier(outcomes: Sequence[Outcome], named: Mapping[str, Attack], size: Size
     head = [f"| rule | {' | '.join(named)} |", f"|{'---|' * (len(named) + 1)}"]
     worst = {rule: float(np.nanmin(row)) for rule, row in zip(RULES, quality, strict=True)}
     best = sorted(worst, key=lambda rule: -worst[rule])[:3]
-    versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "torch"))
     lines = [
         "# Attacks and rules on fraud data",
         "",
@@ -332,7 +339,7 @@ def dossier(outcomes: Sequence[Outcome], named: Mapping[str, Attack], size: Size
         f"{size.rounds // 2}; ALIE, IPM and copies know all honest updates.",
         f"* Rounds in which a rule found nobody to take an update from: {', '.join(skipping) or 'none'}.",
         "",
-        f"Versions: {versions}.",
+        f"Versions: {versions_of('numpy', 'torch')}.",
         "",
     ]
     return "\n".join(lines)
@@ -366,7 +373,7 @@ def main(
     as_json: AsJson = False,
     data: Data = None,
     output: Output = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder of finished runs, from which an interrupted experiment goes on.")] = None,
+    cache: Cache = None,
 ) -> None:
     """Every attack against every rule, on PaySim-shaped records.
 
@@ -375,7 +382,7 @@ def main(
     size = QUICK if quick else FULL
     folder = output or (None if quick else DOSSIER)
     table, source = prepare(data, quick=quick, folder=folder)
-    outcomes = collect(table, source, size, cache)
+    outcomes = collect(table, source, size, FinishedRuns(folder=cache))
     named = attacks(size, features(table, PRE).columns)
     if as_json:
         for outcome in outcomes:

@@ -1,4 +1,6 @@
-"""Times of the hot paths: `make bench`. No test here asserts a time; compare runs with `pytest-benchmark compare`."""
+"""Times of the hot paths. No test here asserts a time; `make bench` compares them with a baseline, see `benchmarks.hot_paths`."""
+
+import hashlib
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from privfed.he.additive import CkksVector, weighted_sum
 from privfed.he.codec import quantise
 from privfed.he.params import CkksParams
 from privfed.he.secret import RoundBinding, RoundKey, SharedKey, encrypt, open_sum
-from privfed.training.dpsgd import train
+from privfed.training.dpsgd import check, train
 from privfed.training.loss import binary_cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.model import mlp, values_of
@@ -22,6 +24,12 @@ PARAMETERS = 100_000
 PARAMS = CkksParams.standard()
 LAYOUT = Layout(names=("weight",), shapes=((PARAMETERS,),))
 KEYS = SharedKey.generate()
+
+
+def test_reference(benchmark: BenchmarkFixture) -> None:
+    """Work of fixed size that nothing here can change: what the others are measured in."""
+    matrix, data = np.random.default_rng(0).normal(size=(256, 256)), bytes(1 << 20)
+    benchmark(lambda: (matrix @ matrix, hashlib.sha256(data).digest()))
 
 
 def round_key() -> RoundKey:
@@ -70,7 +78,9 @@ def test_train_20_steps(benchmark: BenchmarkFixture, name: str) -> None:
         features=features, labels=(features[:, 0] > 1).astype(np.int64), groups=None, columns=tuple(f"c{index}" for index in range(30))
     )
     model = mlp(inputs=30, hidden=(128, 64))
-    benchmark(train, model, values_of(model), samples, mechanism=mechanism, loss=binary_cross_entropy)
+    values, loss = values_of(model), binary_cross_entropy
+    steady = check(model, values, samples, mechanism=mechanism, loss=loss)  # once for all rounds
+    benchmark(train, model, values, samples, mechanism=mechanism, loss=loss, steady=steady)
 
 
 def test_epsilon_of_20_rounds(benchmark: BenchmarkFixture) -> None:

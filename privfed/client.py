@@ -136,7 +136,9 @@ class Trainer:
         randomness: Callable[[int], Randomness] | None = None,
         witness: Callable[[Update[PlainVector]], None] | None = None,
     ) -> None:
-        check(model, start, client.data, mechanism=client.training, loss=loss, compiled=client.compiled, client=repr(client.name))
+        self._steady = check(
+            model, start, client.data, mechanism=client.training, loss=loss, compiled=client.compiled, client=repr(client.name)
+        )
         # Under DP-SGD nothing that depends on the records may show without being charged, a refusal neither.
         check_start(start, client=repr(client.name), rows=client.data.features if isinstance(client.training, NonPrivate) else None)
         if isinstance(client.training, DpSgd) and params.step < client.training.release_grid:
@@ -293,6 +295,7 @@ class Trainer:
             correction=self._correction if self._variates is None else self._variates.correction(),
             randomness=None if self._randomness is None else self._randomness(round),
             compiled=client.compiled,
+            steady=self._steady,
             round=round,
         )
         vector = result.update_values

@@ -13,6 +13,7 @@ from typing import NoReturn, Self, final
 from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from privfed.errors import InvalidMessageError
 from privfed.files import create, read_private
@@ -30,6 +31,22 @@ def check_name(name: object) -> None:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"expected a name of 1-64 letters, digits, '.', '-' or '_', starting with a letter or digit, got {name!r}")
+
+
+def check_encryption_key(key: bytes, *, name: str) -> None:
+    """Refuses what is no X25519 public key, or is one to which nothing can be encrypted, because everybody could open it.
+
+    Args:
+        key: 32 raw bytes.
+        name: Of the party whose key it is.
+
+    Raises:
+        ValueError: If it is not 32 bytes, or of small order.
+    """
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        raise ValueError(f"expected an X25519 public key of {name!r}, 32 bytes and not of small order") from None
 
 
 def _raw(key: Ed25519PublicKey) -> bytes:

@@ -11,7 +11,7 @@ from privfed.approval import Answer, approve
 from privfed.client import Trainer
 from privfed.contribution.scores import Scores, ScoreStore
 from privfed.digest import RoundDigest, hash_message
-from privfed.dp.countersign import HeadMemory
+from privfed.dp.countersign import HeadMemory, HeadStatement, agreed_statement
 from privfed.errors import (
     AgreementMismatchError,
     DamagedFileError,
@@ -293,19 +293,14 @@ class ClientSession:
         return None
 
     def _countersign(self, context: RoundContext, statements: Mapping[str, bytes]) -> dict[str, bytes]:
-        signed: dict[str, bytes] = {}
+        stated: list[HeadStatement] = []
         for name, statement in statements.items():
+            owner, population = context.agreement.roster.client(name), context.agreement.populations[name]
             try:
-                signed[name] = self._heads.countersign(
-                    statement,
-                    owner=context.agreement.roster.client(name),
-                    population=context.agreement.populations[name],
-                    context=context.digest,
-                    signer=self._identity,
-                )
+                stated.append(agreed_statement(statement, owner=owner, population=population, context=context.digest))
             except InvalidMessageError as error:
                 raise OpeningRefusedError(f"{name!r} stated no valid head of its ledger; nothing was approved; leave it out") from error
-        return signed
+        return dict(zip(statements, self._heads.countersign_all(stated, signer=self._identity), strict=True))
 
     def check_heads(self, context: RoundContext, heads: SignedHeads) -> None:
         """Refuses an aggregate that says of this client's ledger what it never said, or what its ledger does not hold any more.

@@ -66,8 +66,18 @@ class ThresholdSession(ClientSession):
             self._secret = secret
         return self._outbox.get(name)
 
+    def approve(self, context: RoundContext, digest: bytes) -> bytes:
+        """Checks the server's digest, and signs it with the answer for its sum.
+
+        Raises:
+            OpeningRefusedError: As `setup`: what this client uploaded before it answered for another round is of the same model.
+            PrivFedError: As `ClientSession.approve`.
+        """
+        self._check_answered(context)
+        return super().approve(context, digest)
+
     def _check_answered(self, context: RoundContext) -> None:
-        """Refuses to train again on a model from which the server may hold an opened sum already: the difference would show who is new.
+        """Refuses two sums from one model, of which the server may hold one already: the difference would show who is new.
 
         Noise of differential privacy is fresh each time, and charged for both sums.
         """

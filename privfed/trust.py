@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from privfed.he.threshold_key import ThresholdKey
-from privfed.identity import PublicIdentity
+from privfed.identity import PublicIdentity, check_encryption_key
 
 _KEY_BYTES = 32
 
@@ -20,7 +20,7 @@ class ThresholdTrust:
         encryption_keys: X25519 key of every client, 32 raw bytes, by name: to these the shares are encrypted. As pinned in the roster.
 
     Raises:
-        ValueError: If a key is not 32 bytes or occurs twice, or there is not one for each client.
+        ValueError: If a key is not 32 bytes, of small order or occurs twice, or there is not one for each client.
     """
 
     key: ThresholdKey
@@ -58,7 +58,7 @@ class EscrowTrust:
         encryption_keys: X25519 key of every client, 32 raw bytes, by name: to these the opened sums are encrypted.
 
     Raises:
-        ValueError: If an encryption key is not 32 bytes or occurs twice.
+        ValueError: If an encryption key is not 32 bytes, of small order or occurs twice.
     """
 
     holder: PublicIdentity
@@ -92,6 +92,9 @@ Trust = ThresholdTrust | EscrowTrust
 def _checked_keys(keys: Mapping[str, bytes]) -> Mapping[str, bytes]:
     if not all(type(key) is bytes and len(key) == _KEY_BYTES for key in keys.values()) or len(set(keys.values())) != len(keys):
         raise ValueError(f"expected an encryption key of {_KEY_BYTES} bytes of each client, and none twice")
+    for name, key in keys.items():
+        # Before a session: else each round would stop where the first secret is encrypted to it, at every honest party.
+        check_encryption_key(key, name=name)
     return MappingProxyType(dict(sorted(keys.items())))
 
 

@@ -291,6 +291,7 @@ def test_simulate_says_when_noise_drowns_what_is_learned_and_when_delta_is_large
     assert not any("hardly anything" in note or "is large" in note for note in calm["notes"])
 
 
+@pytest.mark.nightly  # each of the two is audited, which takes the better part of a minute
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -9,9 +9,11 @@ from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.errors import UnsupportedDataError
 from privfed.he.params import CkksParams
+from privfed.training import gradients, steady
 from privfed.training.loss import binary_cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate
 from privfed.training.model import mlp, values_of
+from privfed.update import PlainVector
 
 TRAINING = DpSgd(
     noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1, expected_batch_size=10, steps=2, learning_rate=0.1, max_records=100
@@ -106,3 +108,24 @@ def test_a_client_of_other_kinds_of_things_is_refused(tmp_path: Path, wrong: dic
         with pytest.raises(TypeError, match=told):
             Client("bank_a", **({"data": samples(10), "training": TRAINING, "ledger": opened} | wrong))
         assert not opened.events()
+
+
+def test_a_client_looks_once_and_not_in_every_round_whether_its_model_is_steady(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[bool] = []
+
+    def look(*arguments: object, **named: object) -> bool:
+        looks.append(steady.is_steady(*arguments, **named))  # type: ignore[arg-type]
+        return looks[-1]
+
+    monkeypatch.setattr(gradients, "is_steady", look)
+    model = mlp(2, hidden=(4,))
+    with ledger(tmp_path / "ledger", 1e-5) as opened:
+        client = Client("bank_a", samples(50), training=TRAINING, ledger=opened)
+        trainer = Trainer(
+            client=client, model=model, start=values_of(model), loss=binary_cross_entropy, params=CkksParams.standard(bound=8.0)
+        )
+        values = values_of(model)
+        for number in range(3):
+            update = trainer.train(values, session=bytes(16), round=number, attempt=0)
+            values = PlainVector(layout=values.layout, values=values.values + update.vector.values)
+    assert looks == [True]

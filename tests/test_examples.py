@@ -52,10 +52,11 @@ def test_the_recipe_in_the_readme_runs_on_the_banks_of_the_integrator_and_learns
     recipe = re.search(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)[1]
     integrator = (EXAMPLES / "integrator.py").read_text()
     data = integrator[: integrator.index("budget =")] + "banks = dict(zip(declared, partition.split(train), strict=True))\n"
-    (tmp_path / "recipe.py").write_text(f"{data}{recipe}print(history.pr_auc[-1], len(suspicion) == len(test))\n")
-    quality, scored = python(str(tmp_path / "recipe.py"), folder=tmp_path).split()
+    scored = "print(history.pr_auc[-1], len(model(torch.tensor(test.features))) == len(test))\n"
+    (tmp_path / "recipe.py").write_text(data + recipe + scored)
+    quality, every = python(str(tmp_path / "recipe.py"), folder=tmp_path).split()
     assert float(quality) > 10 * 0.02
-    assert scored == "True"
+    assert every == "True"
     assert {path.name for path in tmp_path.glob("*.ledger")} == {"bank_a.ledger", "bank_b.ledger", "bank_c.ledger"}
 
 

@@ -34,7 +34,7 @@ from privfed.keys.party import seal
 from privfed.message import write_text
 from privfed.protect import protect
 from privfed.sharing import answer, check_shares
-from privfed.trust import ThresholdTrust
+from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import PlainVector, Update
 from privfed.wire import approval_answer, decode_approval, decode_digest, decode_upload, encode_approval, encode_upload
 from privfed.wire_aggregate import encode_aggregate
@@ -334,6 +334,10 @@ def test_an_agreement_names_the_quorum_and_the_keys_and_can_be_written_and_read(
     ):
         differing = [part for part, digest in replace(agreement, trust=other).parts.items() if digest != agreement.parts[part]]
         assert differing == ["trust mode"]
+    with pytest.raises(ValueError, match="of 'a', 32 bytes and not of small order"):
+        ThresholdTrust(key=FIVE, encryption_keys=keys | {"a": bytes(32)})
+    with pytest.raises(ValueError, match="of 'a', 32 bytes and not of small order"):
+        EscrowTrust(holder=server.public, encryption_keys=keys | {"a": bytes(32)})
     text = encode_agreement(agreement)
     with pytest.raises(ValueError, match="expected an agreement as encode_agreement writes it"):
         decode_agreement(text.replace('"mode": "ThresholdKey"', '"mode": "SharedKey"'))

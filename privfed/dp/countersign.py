@@ -130,6 +130,18 @@ def read_statement(data: bytes, *, owner: Party, context: bytes) -> HeadStatemen
     return statement
 
 
+def agreed_statement(data: bytes, *, owner: Party, population: str, context: bytes) -> HeadStatement:
+    """The statement in bytes from a peer about the data set that it takes part with, as it was agreed.
+
+    Raises:
+        InvalidMessageError, RoundMismatchError: As `read_statement`, or if it speaks of another population.
+    """
+    statement = read_statement(data, owner=owner, context=context)
+    if statement.population != population:
+        raise InvalidMessageError
+    return statement
+
+
 class HeadMemory:
     """What a party remembers of the ledgers of others, durably. It holds no data and nothing about any budget.
 
@@ -177,15 +189,31 @@ class HeadMemory:
             LedgerError: If the statement begins after what was last seen; nothing was countersigned or remembered.
             InvalidMessageError, RoundMismatchError: As `read_statement`, or if it speaks of another population.
         """
-        statement = read_statement(data, owner=owner, context=context)
-        if statement.population != population:
-            raise InvalidMessageError
+        (signature,) = self.countersign_all([agreed_statement(data, owner=owner, population=population, context=context)], signer=signer)
+        return signature
+
+    def countersign_all(self, statements: Sequence[HeadStatement], *, signer: Signer) -> list[bytes]:
+        """As `countersign`, of several ledgers in one transaction: all heads are remembered, or none.
+
+        Args:
+            statements: What `agreed_statement` gave.
+            signer: This party's key.
+
+        Returns:
+            A signature for each, 64 bytes, in their order.
+
+        Raises:
+            LedgerTamperedError: If a ledger does not extend what was last seen; nothing was countersigned or remembered.
+            LedgerError: If a statement begins after what was last seen; nothing was countersigned or remembered.
+        """
         with self._table.transaction() as connection:
-            found = self._find(connection, owner.name, population)
-            if found is not None:
-                _check_growth(statement, *found)
-            connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?)", (owner.name, population, statement.rows, statement.head))
-        return signer.sign(statement.countersigned)
+            for statement in statements:
+                found = self._find(connection, statement.owner, statement.population)
+                if found is not None:
+                    _check_growth(statement, *found)
+                row = (statement.owner, statement.population, statement.rows, statement.head)
+                connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?)", row)
+        return [signer.sign(statement.countersigned) for statement in statements]
 
     @staticmethod
     def _find(connection: sqlite3.Connection, owner: str, population: str) -> tuple[int, bytes] | None:

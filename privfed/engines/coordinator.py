@@ -61,8 +61,8 @@ def coordinate(
     Raises:
         CohortError: If none of the rounds could be held.
         AgreementMismatchError: If the key in the folder is not that of the agreement's server.
-        OpeningRefusedError: If a client does not approve what is to be summed and the round fails for it, or every client that answers
-            refuses to open what the server made of a round. No further round is begun.
+        OpeningRefusedError: If a client does not approve what is to be summed, or the key holder does not open it, and the round fails for
+            it; or every client that answers refuses to open what the server made of a round. No further round is begun.
         PrivFedError: If the folder is damaged or in use.
         ValueError: If `rounds` is below 1.
     """
@@ -95,6 +95,7 @@ class _Coordinator:
 
     def run(self, rounds: int, progress: Callable[[RoundRecord], None] | None) -> CoordinatedRun:
         log = self._log
+        log.begin()
         self._events.write("started", rounds=rounds, held=len(log.held), failed=len(log.failed))
         for number in range(len(log.held) + len(log.failed), rounds):
             self._parties = None
@@ -117,7 +118,7 @@ class _Coordinator:
         return CoordinatedRun(rounds=tuple(log.held), failed=tuple(log.failed))
 
     def _check_approved(self, number: int, error: CohortError) -> None:
-        """Stops where a client saw the digest and said no: the next round might be trained and charged for the same refusal.
+        """Stops where a client, or the key holder, saw the digest and said no: the next round might be charged for the same refusal.
 
         Raises:
             OpeningRefusedError: If one did. The round is recorded as failed.
@@ -125,8 +126,8 @@ class _Coordinator:
         if self._parties is not None and (disapproving := self._parties.disapproving):
             self._write_metrics()
             raise OpeningRefusedError(
-                f"round {number} was not approved by {', '.join(disapproving)}; nothing was opened, and no further round was begun; find "
-                "out why in events.jsonl there, then start again"
+                f"round {number} was not approved or opened by {', '.join(disapproving)}; nothing was opened, and no further round was "
+                "begun; find out why in events.jsonl there, then start again"
             ) from error
 
     def _write_metrics(self) -> None:

@@ -103,9 +103,11 @@ class Holder:
         return Answer(name=self._name, payload=published)
 
     def _forget(self, context: RoundContext) -> None:
-        """Removes the uploads of this round: they are with the server, and were only lent."""
-        for name in self._uploads.names(f"{context.round}-"):
-            self._uploads.path(f"{context.round}-{name}").unlink()
+        """Removes the uploads of this round, and of earlier ones that never opened: they are with the server, and were only lent."""
+        for name in self._uploads.names(""):
+            number = name.partition("-")[0]
+            if number.isdecimal() and int(number) <= context.round:  # what a crash left unfinished has no number
+                self._uploads.path(name).unlink()
 
 
 class _LackingError(CohortError):

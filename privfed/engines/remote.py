@@ -28,7 +28,7 @@ class RemoteParties:
         fell_silent: Is told who falls silent, and from which stage on.
 
     Attributes:
-        disapproving: Clients that answered, and did not approve the digest.
+        disapproving: Clients that answered, and did not approve the digest; the key holder, if it answered, and did not open the sum.
     """
 
     def __init__(
@@ -92,7 +92,10 @@ class RemoteParties:
         name = trust.holder.name
         for _ in range(2):
             answer = next(self._correspondence.ask(Step.HOLD, context, [(name, request)]), None)
-            if answer is None or answer.refusal:
+            if answer is None:
+                return None
+            if answer.refusal:
+                self.disapproving.append(name)
                 return None
             lacking = answer.facts.get("lacking", [])
             if not lacking:

@@ -23,6 +23,7 @@ class ServerLog:
 
     def __init__(self, path: Path, *, used: bool) -> None:
         self._log = RunLog(path)
+        self._begun = False
         self.held: list[RoundRecord] = []
         self.failed: list[FailedRound] = []
         self._abandoned: list[dict[str, Any]] = []
@@ -30,6 +31,7 @@ class ServerLog:
         try:
             for entry in self._log.entries(used=used):
                 self._read(entry)
+                self._begun = True
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise DamagedFileError(f"{path.name} is damaged; nothing was changed; put it back as it was") from error
         numbers = sorted([record.round for record in self.held] + [failed.round for failed in self.failed])
@@ -45,6 +47,8 @@ class ServerLog:
                 self.failed.append(FailedRound.from_json(fields))
             case "abandoned":
                 self._abandoned.append({name: fields[name] for name in ("round", "attempt", "by", "left_out")})
+            case "begun":
+                pass
             case "silent":
                 self._silent[fields["round"], fields["attempt"], fields["client"]] = Stage[fields["stage"]]
             case _:
@@ -62,6 +66,12 @@ class ServerLog:
     def silent(self, number: int, *, attempt: int) -> dict[str, Stage]:
         """Clients that fell silent in an attempt at a round, and from which stage on."""
         return {name: stage for (known, at, name), stage in self._silent.items() if (known, at) == (number, attempt)}
+
+    def begin(self) -> None:
+        """Keeps that there is a run: before its first message is, so that no server that is killed early takes this file for lost."""
+        if not self._begun:
+            self._log.append({"begun": {}})
+            self._begun = True
 
     def add_held(self, record: RoundRecord) -> None:
         """Keeps the record of a round; from here on it is never held again."""

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-
 from privfed.errors import KeyRefusedError
 from privfed.files import read_pinned
-from privfed.identity import PublicIdentity, Roster
+from privfed.identity import PublicIdentity, Roster, check_encryption_key
 
 _MOST_BYTES = 1_000_000
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
@@ -41,10 +39,7 @@ class Member:
     encryption_key: bytes
 
     def __post_init__(self) -> None:
-        try:
-            X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(self.encryption_key))
-        except ValueError:
-            raise ValueError(f"expected an X25519 public key of {self.name!r}, 32 bytes and not of small order") from None
+        check_encryption_key(self.encryption_key, name=self.name)
 
     @property
     def name(self) -> str:

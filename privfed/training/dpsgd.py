@@ -13,7 +13,8 @@ norm of each record's gradient on: clipping, the sum (but for that of `compiled`
 * Only trainable parameters of the unwrapped model are released, and only if nothing else in it changed, and they in noised steps alone.
 
 Up to its clipping, a record's gradient is the same bits wherever in a batch the record stands and whatever stands beside it: `check`
-refuses a model for which that is not so on this machine (see `steady`). So what one record does to a sum is its own gradient.
+refuses a model for which that is not so on this machine (see `steady`). So what one record does to a sum is its own gradient. That is
+looked at once for a model, and again if anything changes on which it depends (see `steady_model`).
 """
 
 import copy
@@ -43,6 +44,7 @@ from privfed.training.probe import perturbed_copy, synthetic_records
 from privfed.training.randomness import OperatingSystemRandomness, Randomness
 from privfed.training.sgd import descend
 from privfed.training.steady import awake_copy, unlike_records, widen_narrow_layers
+from privfed.training.steady_model import SteadyModel
 from privfed.update import PlainVector
 
 # Float32 differs between a batch and a single record by some 1e-6; a wrong gradient differs by a whole factor.
@@ -174,11 +176,15 @@ def check(
     loss: PerSampleLoss,
     compiled: CompiledSum | None = None,
     client: str = "the client",
-) -> None:
+    steady: SteadyModel | None = None,
+) -> SteadyModel | None:
     """Refuses whatever `train` refuses, without training. Call it before the ledger is charged.
 
     The model and the loss run on made-up records only. Of the private data, the number of records and the labels are looked at. `client`
     is whom a refusal of its records names.
+
+    Returns:
+        For `DpSgd`, what was found steady: handed over as `steady` the next time, it is not looked at again, if it is still the same.
 
     Raises:
         TypeError: If the mechanism is of an unknown kind.
@@ -208,8 +214,11 @@ def check(
     module = copy.deepcopy(module)
     load_values(module, start)
     check_loss(module, loss, inputs=inputs, labels=samples.labels)
-    if isinstance(mechanism, DpSgd):
-        _check_gradients(module, loss, mechanism=mechanism, inputs=inputs, compiled=compiled)
+    if not isinstance(mechanism, DpSgd):
+        return None
+    found = SteadyModel.of(module.train(), loss=loss, mechanism=mechanism, inputs=inputs, compiled=compiled)
+    _check_gradients(module, loss, mechanism=mechanism, inputs=inputs, compiled=compiled, known_steady=found.holds_for(steady))
+    return found
 
 
 def train(
@@ -222,6 +231,7 @@ def train(
     correction: Correction | None = None,
     randomness: Randomness | None = None,
     compiled: CompiledSum | None = None,
+    steady: SteadyModel | None = None,
     round: int = 0,  # noqa: A002
 ) -> TrainingResult:
     """Trains a copy of the model for one round and returns how its weights moved.
@@ -237,13 +247,14 @@ def train(
         correction: Data-independent addition to each gradient, after clipping and noise.
         randomness: Source of noise and samples for `DpSgd`; left out, the operating system's entropy.
         compiled: What `compile_sum` made of this model, loss and mechanism: `DpSgd` takes it to go faster.
+        steady: What `check` gave before for the same model, loss and mechanism, which saves time.
         round: Number of the round, from 0. Public. Only `NonPrivate` orders its records by it.
 
     Raises:
         PrivFedError: Whatever `check` refuses, before any record is touched; or as `check_unchanged`, after.
         ValueError: If the weights became infinite or NaN, or the correction has the wrong shape. What was charged stays charged.
     """
-    check(module, start, samples, mechanism=mechanism, loss=loss, compiled=compiled)
+    check(module, start, samples, mechanism=mechanism, loss=loss, compiled=compiled, steady=steady)
     model = copy.deepcopy(module).train()
     load_values(model, start)
     loaded = values_of(model)
@@ -342,10 +353,12 @@ def _check_customers(samples: Samples, *, most: int, client: str) -> None:
         )
 
 
-def _check_gradients(module: nn.Module, loss: PerSampleLoss, *, mechanism: DpSgd, inputs: int, compiled: CompiledSum | None) -> None:
+def _check_gradients(
+    module: nn.Module, loss: PerSampleLoss, *, mechanism: DpSgd, inputs: int, compiled: CompiledSum | None, known_steady: bool
+) -> None:
     """Compares the gradients of made-up records, as training computes and sums them, with the gradient of each record alone.
 
-    And with themselves at every other place of a batch.
+    And with themselves at every other place of a batch, unless that was found before.
     """
     plain, model = perturbed_copy(module), perturbed_copy(module)
     features, labels = synthetic_records(inputs)
@@ -353,8 +366,11 @@ def _check_gradients(module: nn.Module, loss: PerSampleLoss, *, mechanism: DpSgd
         gradients = _clipped_gradients(model, loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=inputs, compiled=compiled)
         rows = gradients.of_records(features, labels)
         total = gradients.sum(features, labels).values
-        awake = _clipped_gradients(awake_copy(module), loss=loss, max_grad_norm=mechanism.max_grad_norm, inputs=inputs, compiled=compiled)
-        steady = awake.is_steady(*unlike_records(inputs, labels), most=mechanism.record_limit)
+        steady = known_steady
+        if not known_steady:
+            bound = mechanism.max_grad_norm
+            awake = _clipped_gradients(awake_copy(module), loss=loss, max_grad_norm=bound, inputs=inputs, compiled=compiled)
+            steady = awake.is_steady(*unlike_records(inputs, labels), most=mechanism.record_limit)
     except (NotImplementedError, RuntimeError, ValueError, UnsupportedModelError) as error:
         raise UnsupportedModelError(
             "there is no gradient per record of this model; use inplace=False in all layers, every layer of the model, and layers that "

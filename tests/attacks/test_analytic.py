@@ -140,13 +140,13 @@ def test_one_row_is_exact_and_certified_within_50_milliseconds(table, observe) -
     for seed in range(5):
         rows, labels = table.batch(1, seed=seed)
         observation = observe(rows, labels, table.schema, seed=seed)
-        started = time.perf_counter()
+        started = time.process_time()
         result = analytic(observation)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
         assert certified(result, rows, table.schema) == 1
         # Far below EXACT: 2^-24 of a weight of 0.1 over a bias change of 1e-3, times the largest entry.
         assert np.abs(result.rows - rows).max() < 1e-4
-    assert min(seconds) < 0.05  # the others may have waited for the processor
+    assert min(seconds) < 0.05
 
 
 def test_most_of_four_rows_are_certified_and_never_a_false_one(table, observe) -> None:

@@ -1,4 +1,5 @@
 import copy
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -102,12 +103,14 @@ def test_a_digit_is_read_off_a_smooth_network_at_the_first_start_and_recognised(
 
 def test_a_photo_is_read_off_a_relu_network_in_300_iterations(photos, observe) -> None:
     chosen, model = slice(0, 1), convnet(32)
-    result = CosineInversion(module=model, shape=CIFAR).attack(seen(photos, chosen, model, observe))
+    observation = seen(photos, chosen, model, observe)
+    started = time.process_time()
+    result = CosineInversion(module=model, shape=CIFAR).attack(observation)
+    assert time.process_time() - started < 15
     score = photos.score(result, chosen)
     assert score.psnr >= 25 > photos.guess(chosen)
     assert score.identified == 1
     assert result.confidence[0] > 0.9
-    assert result.seconds < 15
 
 
 @pytest.mark.nightly
@@ -127,11 +130,13 @@ def test_photos_reach_25_decibels_in_300_iterations_and_15_seconds(photos, obser
     found, seconds = [], []
     for number in range(6):
         chosen, model = slice(number, number + 1), convnet(32, seed=number)
-        result = CosineInversion(module=model, shape=CIFAR).attack(seen(photos, chosen, model, observe))
+        observation = seen(photos, chosen, model, observe)
+        started = time.process_time()
+        result = CosineInversion(module=model, shape=CIFAR).attack(observation)
+        seconds.append(time.process_time() - started)
         found.append(photos.score(result, chosen).psnr)
-        seconds.append(result.seconds)
         print(f"photo {number}: {found[-1]:.1f} dB, guessing {photos.guess(chosen):.1f} dB, confidence {result.confidence[0]:.2f}, "
-              f"{result.seconds:.1f} s")  # fmt: skip
+              f"{seconds[-1]:.1f} s")  # fmt: skip
     assert np.mean(found) >= 25
     assert np.mean(seconds) <= 15
 

@@ -41,8 +41,9 @@ def plain(row: Any) -> PlainVector:
 
 def knowledge(seed: int = 0, honest: int = 7, number: int = 3) -> Knowledge:
     rng = np.random.default_rng(seed)
-    base = rng.normal(size=SIZE)
-    vectors = [plain(base + rng.normal(size=SIZE)) for _ in range(honest + 1)]
+    base, turn = rng.normal(size=SIZE), rng.normal(size=SIZE)
+    # Clients that had the last aggregate alone in common would be spared, with whoever replays it in noise.
+    vectors = [plain(base + turn + rng.normal(size=SIZE)) for _ in range(honest + 1)]
     return Knowledge(own=vectors[0], honest=vectors[1:], last=plain(base + 0.3 * rng.normal(size=SIZE)), round=number)
 
 

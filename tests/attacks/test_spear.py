@@ -1,4 +1,5 @@
 import copy
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -83,10 +84,12 @@ def test_all_rows_are_exact_and_certified(size: int, width: int, seconds: float,
     slowest = 0.0
     for seed in range(repeats):
         rows, labels = any_table.batch(size, seed=seed)
-        result = spear(observe(rows, labels, any_table.schema, model=network(any_table, width=width, seed=seed)))
+        observation = observe(rows, labels, any_table.schema, model=network(any_table, width=width, seed=seed))
+        started = time.process_time()
+        result = spear(observation)
+        slowest = max(slowest, time.process_time() - started)
         assert exact(result, rows, any_table.schema) == 1.0
         assert result.certified.sum() >= size - 2
-        slowest = max(slowest, result.seconds)
     assert slowest < seconds
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from benchmarks import drift
 from benchmarks.drift import METHODS, Outcome, Size
-from benchmarks.paysim import load
+from benchmarks.experiment import load
 from privfed.data.paysim import PRE, features, grouped_split
 from privfed.data.transactions import generate_transactions
 
@@ -75,8 +75,8 @@ def test_banks_of_an_extreme_deal_keep_every_record_once() -> None:
 
 def test_the_quick_form_prints_json_and_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(drift, "QUICK", TINY)
-    monkeypatch.setattr("benchmarks.paysim.find_data", lambda: None)
-    monkeypatch.setattr("benchmarks.paysim.QUICK_ROWS", 3000)
+    monkeypatch.setattr("benchmarks.experiment.find_data", lambda: None)
+    monkeypatch.setattr("benchmarks.experiment.QUICK_ROWS", 3000)
     monkeypatch.setattr(drift, "DOSSIER", tmp_path)
     done = CliRunner().invoke(APP, ["--quick", "--json"])
     assert done.exit_code == 0

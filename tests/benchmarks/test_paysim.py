@@ -1,6 +1,4 @@
-import gzip
 import json
-import math
 import os
 import subprocess
 import sys
@@ -10,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from scipy import stats
 from typer.testing import CliRunner
 
-from benchmarks import paysim
+from benchmarks import experiment, paysim
 from privfed.data.transactions import generate_transactions
 
 ROOT = Path(paysim.__file__).parents[1]
@@ -106,7 +103,7 @@ def test_a_file_that_is_not_there_is_refused_even_in_a_quick_run(tmp_path: Path)
 
 
 def test_a_missing_matplotlib_is_noticed_before_anything_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paysim.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(experiment.importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr(paysim, "run", lambda *_, **__: pytest.fail("it ran"))
     result = CliRunner().invoke(APP, ["--quick", "--output", str(tmp_path)])
     assert result.exit_code == 2
@@ -154,38 +151,12 @@ def test_one_inexact_run_makes_the_summary_inexact(broken: dict[str, Any]) -> No
     assert not paysim.summarise([outcome(0.9, 0.9), outcome(0.8, 0.8, **broken)], judged=True).exact
 
 
-def test_the_interval_of_a_mean_is_that_of_scipys_t_test() -> None:
-    values = [0.83, 0.91, 0.88, 0.79, 0.95]
-    interval = paysim.t_interval(values)
-    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-12)
-    assert interval.estimate == pytest.approx(np.mean(values))
-
-
-def test_the_ends_of_a_ratios_interval_are_where_the_paired_t_test_turns() -> None:
-    central, federated = np.array([0.91, 0.86, 0.93, 0.88, 0.97]), np.array([0.85, 0.83, 0.84, 0.80, 0.95])
-    interval = paysim.ratio_interval(list(federated), list(central))
-    assert interval.low < interval.estimate < interval.high
-    for end in (interval.low, interval.high):
-        assert stats.ttest_rel(federated, end * central).pvalue == pytest.approx(0.05, rel=1e-9)
-
-
-def test_a_ratio_to_what_could_be_zero_has_an_infinite_interval() -> None:
-    interval = paysim.ratio_interval([0.5, 0.4], [0.9, 0.1])
-    assert (interval.low, interval.high) == (-math.inf, math.inf)
-
-
-def test_an_interval_without_ends_is_not_shown_as_infinite() -> None:
-    assert str(paysim.Interval(estimate=0.5, low=-math.inf, high=math.inf)) == "0.500 (no interval)"
-    assert str(paysim.Interval(estimate=0.5, low=0.25, high=0.75)) == "0.500 (0.250 to 0.750)"
-
-
 TABLE = generate_transactions(rows=200, fraud_rate=0.1, rng=np.random.default_rng(0))
 
 
 def shown(capsys: pytest.CaptureFixture[str], *, judged: bool, origin: str = "Origin.") -> str:
     summary = paysim.summarise([outcome(0.9, 0.2), outcome(0.1, 0.7)], judged=judged)
-    source = paysim.Source(name="table", origin=origin)
+    source = experiment.Source(name="table", origin=origin)
     report = paysim.Report(
         command="command", source=source, table=TABLE, size=paysim.QUICK, outcomes=(outcome(0.9, 0.2),), summaries=(summary,)
     )
@@ -202,20 +173,6 @@ def test_a_quick_run_shows_means_and_no_intervals(capsys: pytest.CaptureFixture[
     assert "(no interval)" in shown(capsys, judged=True)
 
 
-def test_the_origin_of_records_is_said_as_far_as_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PRIVFED_DATA", str(tmp_path))
-    assert "made up" in paysim.load(None, quick=True)[1].origin
-    TABLE.drop(columns="group").to_csv(tmp_path / "given.csv", index=False)
-    given = paysim.load(tmp_path / "given.csv", quick=True)[1]
-    assert given.origin.startswith("These are the records of a file that was given")
-    assert "Kaggle" not in given.origin
-    monkeypatch.setattr(paysim, "check_full_file", lambda _: None)
-    assert paysim.load(tmp_path / "given.csv", quick=True)[1].origin == "These records have the published figures of Kaggle's file."
-    with gzip.open(tmp_path / paysim.FILE, "wt") as file:
-        TABLE.drop(columns="group").to_csv(file, index=False)
-    assert "come from a simulator. They are not Kaggle's file" in paysim.load(None, quick=False)[1].origin
-
-
 def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "notes.csv").write_text("not a log")
     result = CliRunner().invoke(APP, ["--quick", "--data", str(tmp_path / "notes.csv")])
@@ -225,7 +182,7 @@ def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_the_page_in_the_repository_says_what_its_records_are() -> None:
-    assert f"**{paysim._SIMULATED}** Training is" in (ROOT / "docs" / "experiments" / "paysim.md").read_text(encoding="utf-8")
+    assert f"**{experiment._SIMULATED}** Training is" in (ROOT / "docs" / "experiments" / "paysim.md").read_text(encoding="utf-8")
 
 
 def test_declared_weights_are_thousands_and_keep_to_the_policy() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import poisoning
-from benchmarks.paysim import load
+from benchmarks.experiment import load
 from benchmarks.poisoning import BANKS, BYZANTINE, QUICK, RULES, Outcome
 
 torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def test_success_is_what_each_kind_of_attack_is_after(world: poisoning.World, tm
     assert success[row, columns.index("label flip")] == pytest.approx(0.25)
     assert success[row, columns.index("backdoor")] == 0.9
     assert success[row, columns.index("rider: copy")] == 0.3
-    from benchmarks.paysim import Source
+    from benchmarks.experiment import Source
 
     page = poisoning.dossier(outcomes, named, QUICK, Source(name="some", origin="Made up."), "command")
     assert f"{BYZANTINE} of {BANKS} banks attack." in page

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from privfed.dp.countersign import HeadMemory, read_statement, record, state_head
+from privfed.dp.countersign import HeadMemory, HeadStatement, agreed_statement, read_statement, record, state_head
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget, GaussianRelease
 from privfed.errors import InvalidMessageError, LedgerError, LedgerTamperedError, RoundMismatchError
 from privfed.identity import Identity
+from privfed.table import Table
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
 EVENT = GaussianRelease(noise_multiplier=40.0)
@@ -353,3 +354,46 @@ def test_memory_is_its_owners_and_survives(one: tuple[Bank, bytes], consortium: 
     connection = sqlite3.connect(file)
     assert connection.execute("SELECT count(*) FROM heads").fetchone() == (1,)
     connection.close()
+
+
+def statements_of(consortium: Consortium, number: int, *names: str) -> list[HeadStatement]:
+    """What some banks state of their ledgers in a round, as bank_c reads it."""
+    banks = [consortium.banks[name] for name in names]
+    return [
+        agreed_statement(
+            bank.state(number, ("bank_c",)), owner=bank.identity.public, population=bank.identity.name, context=context_of(number)
+        )
+        for bank in banks
+    ]
+
+
+def test_several_ledgers_are_countersigned_as_each_would_be_and_remembered_in_one_transaction(
+    consortium: Consortium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = consortium.banks["bank_c"]
+    for name in ("bank_a", "bank_b"):
+        consortium.banks[name].spend(0)
+    stated = statements_of(consortium, 0, "bank_a", "bank_b")
+    transactions: list[None] = []
+    transaction = Table.transaction
+    monkeypatch.setattr(Table, "transaction", lambda self: (transactions.append(None), transaction(self))[1])
+    signed = peer.memory.countersign_all(stated, signer=peer.identity)
+    assert len(transactions) == 1
+    for statement, signature in zip(stated, signed, strict=True):
+        peer.identity.public.verify(statement.countersigned, signature)
+        assert peer.memory.known_rows(statement.owner, statement.population) == statement.rows
+
+
+def test_one_ledger_that_was_set_back_has_none_remembered(consortium: Consortium, tmp_path: Path) -> None:
+    peer, honest, dishonest = (consortium.banks[name] for name in ("bank_c", "bank_a", "bank_b"))
+    honest.spend(0)
+    dishonest.backup(tmp_path / "copy")
+    dishonest.spend(0)
+    peer.memory.countersign_all(statements_of(consortium, 0, "bank_a", "bank_b"), signer=peer.identity)
+    known = peer.memory.known_rows("bank_a", "bank_a")
+    dishonest.restore(tmp_path / "copy")
+    dishonest.spend(1)
+    honest.spend(1)
+    with pytest.raises(LedgerTamperedError):
+        peer.memory.countersign_all(statements_of(consortium, 1, "bank_a", "bank_b"), signer=peer.identity)
+    assert peer.memory.known_rows("bank_a", "bank_a") == known

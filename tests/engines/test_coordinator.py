@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from privfed.engines.coordinator import coordinate
 from privfed.engines.exchange import TimeOuts
 from privfed.errors import AgreementMismatchError, CohortError, DamagedFileError, FolderInUseError, OpeningRefusedError
 from privfed.files import FolderLock
+from privfed.he.codec import pack_words
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
@@ -22,6 +24,7 @@ from privfed.he.secret import SharedKey
 from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import Identity
 from privfed.phases import Step
+from privfed.protect import Protected, protect
 from privfed.round_record import RoundRecord, Stage
 from tests.engines.deployed import ROUNDS, SERVER, Deployed, deploy, simulated
 from tests.engines.exchanges import LocalExchange, changing, dropping
@@ -229,7 +232,7 @@ def test_a_digest_that_a_client_does_not_approve_stops_the_run_before_another_ro
         for path in (deployed.folder("bank_1") / "state" / "outbox").iterdir():
             path.unlink()
         exchange.start("bank_1")
-        with pytest.raises(OpeningRefusedError, match="not approved by bank_0, bank_2"):
+        with pytest.raises(OpeningRefusedError, match="not approved or opened by bank_0, bank_2"):
             run(deployed, exchange)
     assert charges(deployed) == {"bank_0": 2, "bank_1": 1, "bank_2": 2}
     reasons = [event["reason"] for event in events(deployed, "bank_0") if event["event"] == "refused"]
@@ -289,6 +292,36 @@ def test_nobody_trains_while_the_key_holder_is_away(tmp_path: Path) -> None:
         assert charges(deployed) == dict.fromkeys(deployed.names, 0)
         exchange.start("key_holder")
         assert [record.round for record in run(deployed, exchange, rounds=2)] == [1]
+
+
+def test_an_upload_that_the_key_holder_cannot_open_stops_the_run_before_another_round_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose it was the sum does not say: a client whose upload is no encryption would have every round of the others charged in vain."""
+
+    def broken(update: Any, context: Any, **keys: Any) -> Protected:
+        protected = protect(update, context, **keys)
+        if (update.sender, update.round) != ("bank_1", 0):
+            return protected
+        vector: Any = protected.update.vector
+        words = np.random.default_rng(0).integers(1, vector.params.modulus, 2 * vector.params.poly_modulus_degree).astype(np.uint64)
+        chunks = (pack_words(words, vector.params),) * len(vector.chunks)
+        return replace(protected, update=replace(protected.update, vector=replace(vector, chunks=chunks)))
+
+    monkeypatch.setattr("privfed.escrow_session.protect", broken)
+    deployed = deploy(tmp_path, **MODES["EscrowKey"]())
+    with LocalExchange(deployed) as exchange:
+        with pytest.raises(OpeningRefusedError, match="round 0 was not approved or opened by key_holder; nothing was opened"):
+            run(deployed, exchange)
+        assert charges(deployed) == dict.fromkeys(deployed.names, 1)
+        (reason,) = (event["kind"] for event in events(deployed, "key_holder") if event["event"] == "refused")
+        assert reason == "DecryptionError"
+        lent = deployed.folder("key_holder") / "state" / "uploads"
+        assert len(list(lent.iterdir())) == 3
+        unfinished = lent / ".unfinished"  # as a crash leaves it
+        unfinished.touch()
+        assert [record.round for record in run(deployed, exchange, rounds=2)] == [1]
+        assert list(lent.iterdir()) == [unfinished]
 
 
 def test_a_server_folder_of_another_server_is_refused(tmp_path: Path) -> None:

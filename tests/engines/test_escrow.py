@@ -31,7 +31,10 @@ from privfed.errors import (
 )
 from privfed.escrow import EscrowHolder
 from privfed.escrow_session import EscrowSession
-from privfed.he.codec import pack_words, unpack_words
+from privfed.he._seal_public import members, saved
+from privfed.he._seal_public import ring as ring_of
+from privfed.he._seal_secret import SumKey, transform
+from privfed.he.codec import gather, pack_words, unpack_words
 from privfed.he.escrow import RunningSum, WholeVector
 from privfed.he.escrow_secret import EscrowKey, encrypt_to_holder
 from privfed.he.params import CkksParams
@@ -42,6 +45,7 @@ from privfed.release import open_release
 from privfed.round import run_round
 from privfed.round_record import Stage
 from privfed.server import Server
+from privfed.training.model import mlp
 from privfed.training.scaffold import Scaffold
 from privfed.update import Update
 from privfed.wire import decode_upload, encode_approval, encode_digest, encode_upload
@@ -324,6 +328,40 @@ def test_one_client_together_with_the_server_cannot_open_an_upload(
     victim = collusion.truth(uploads["bank_0"])
     assert np.count_nonzero(victim)
     assert np.array_equal(collusion.read(opened), collusion.weights["bank_0"] * victim)
+
+
+def test_a_client_whose_upload_decrypts_to_the_key_reads_every_upload_together_with_the_server(non_private: Make) -> None:
+    """What is not claimed: zero is encrypted, and a multiple of the grid added to its second polynomial, which is opened times the key.
+
+    The upload was committed to before any other was seen, and everybody approves it. With the ternary key in the largest grid points, the
+    other updates beside it are rounding errors.
+    """
+    with Simulation(non_private(count=4, weights=(1.0, 2.0, 3.0, 2.0), **terms()), mlp(inputs=4, hidden=(1024,))) as simulation:
+        collusion = Collusion(simulation)
+        layout, params = collusion.agreement.sent_layout, collusion.agreement.params
+        degree, public_key = params.poly_modulus_degree, collusion.holder_key.public_key
+        zero = encrypt_to_holder(np.zeros(layout.size, np.int64), layout, params, public_key)
+        words = unpack_words(zero.chunks[0], params).astype(object)
+        words[degree:] += params.amplitude << params.guard_bits  # the constant's transform is that constant
+        vector = replace(zero, chunks=(pack_words((words % params.modulus).astype(np.uint64), params), *zero.chunks[1:]))
+        crafted = encode_upload(collusion.context, collusion.insider, Update(sender=collusion.INSIDER, round=0, vector=vector))
+        commitments = collusion.second(crafted)
+        uploads = collusion.hand_out(commitments, *collusion.HONEST) | {collusion.INSIDER: crafted}
+        digest = collusion.digest(uploads)
+        approvals = [collusion.parties[name].approve(collusion.context, collusion.announce(digest)) for name in collusion.HONEST]
+        request = collusion.request(digest, [*approvals, encode_approval(collusion.context, collusion.insider, digest)], commitments)
+        opened = collusion.read(collusion.holder.open(collusion.context, request, uploads.__getitem__))
+        secret = np.rint(opened[:degree] / (collusion.weights[collusion.INSIDER] * params.amplitude)).astype(np.int64)
+        ring = ring_of(degree, params.modulus, slots=False)
+        with transform(ring) as plaintexts:
+            body = members(saved(plaintexts(secret.reshape(1, degree))[0]))
+        key = SumKey(ring, np.frombuffer(body[-8 * degree :], "<u8"))
+        for name in collusion.HONEST:
+            chunks = collusion.vector(uploads[name]).chunks
+            points = [gather(key.decrypt_unrounded(unpack_words(chunk, params)), params) / 2**params.guard_bits for chunk in chunks]
+            read = np.rint(np.concatenate(points)[: layout.size]).astype(np.int64)
+            assert np.count_nonzero(read)
+            assert np.array_equal(read, collusion.truth(uploads[name]))
 
 
 def test_a_server_that_shows_clients_different_commitments_gets_no_approval_of_all(collusion: Collusion) -> None:

@@ -67,6 +67,15 @@ def test_a_server_killed_before_and_after_every_question_goes_on_exactly_there(t
     assert charges(deployed) == dict.fromkeys(deployed.names, ROUNDS)
 
 
+def test_a_server_killed_before_and_after_every_question_of_its_first_round_goes_on_exactly_there(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path)
+    with Killing(deployed, number=0) as exchange:
+        (record,) = persist(deployed, exchange, rounds=1)
+    assert len(exchange.kills) == 10
+    assert (record.participants, record.attempt) == (deployed.names, 0)
+    assert charges(deployed) == dict.fromkeys(deployed.names, 1)
+
+
 def test_a_server_that_is_started_again_between_rounds_goes_on_with_the_next_one(tmp_path: Path) -> None:
     deployed = deploy(tmp_path)
     with LocalExchange(deployed) as exchange:

@@ -14,6 +14,7 @@ from privfed.aggregation.robust import FLTrust
 from privfed.aggregation.rules import MultiKrum
 from privfed.aggregation.server_optimizer import FedAdam, ServerOptimizer, ServerSgd
 from privfed.agreement import RoundContext, Validator
+from privfed.client import Client
 from privfed.consortium import Consortium
 from privfed.dp.silo import SiloNoise
 from privfed.engines.local import Simulation, simulate
@@ -26,19 +27,23 @@ from privfed.errors import (
     OpeningRefusedError,
     UnsupportedInThisModeError,
 )
-from privfed.he.codec import pack_words, unpack_words
+from privfed.he.codec import pack_words, quantise, unpack_words
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
 from privfed.he.threshold import OnePolynomialVector, key_id
 from privfed.he.threshold_key import ThresholdKey
+from privfed.he.threshold_secret import open_sum
 from privfed.keys.party import ENCRYPTION
 from privfed.round import Participant
 from privfed.round_record import Stage
 from privfed.server import Phase, Server
 from privfed.threshold_session import ThresholdSession
+from privfed.training.mechanism import NonPrivate
 from privfed.training.scaffold import Scaffold
+from privfed.trust import ThresholdTrust
 from privfed.wire_aggregate import decode_aggregate, encode_aggregate
+from tests.engines.conftest import table
 
 Make = Callable[..., Consortium]
 
@@ -105,9 +110,10 @@ def test_three_banks_of_which_one_may_be_corrupted_hold_exact_rounds_when_all_an
 
 def test_the_server_cannot_import_what_could_open_a_single_update(model: torch.nn.Module, non_private: Make) -> None:
     """The server's process blocks the secret halves before its imports, and holds whole rounds all the same."""
-    from privfed.engines import server_process
+    from privfed.engines import forbidden, server_process
 
-    text = Path(server_process.__file__).read_text()
+    assert "    forbid_secrets()\n\nfrom privfed.agreement" in Path(server_process.__file__).read_text()
+    text = Path(forbidden.__file__).read_text()
     assert all(
         f'"privfed.he.{module}"' in text for module in ("secret", "threshold_secret", "escrow_secret", "product_secret", "_seal_secret")
     )
@@ -370,6 +376,61 @@ def test_who_answered_for_a_sum_that_never_came_does_not_train_without_noise_on_
         for client in clients.values():
             client.open(first, server.result())
         _held(simulation, RoundContext(agreement=first.agreement, round=1, history=server.next_history()), tuple(clients))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_client_that_uploaded_in_two_rounds_of_one_model_answers_in_one_of_them(
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """A server has both uploaded before it asks for an answer. Where clients give both, the difference is the update of one of them."""
+    if not waits:
+        monkeypatch.setattr(ThresholdSession, "_check_answered", lambda self, context: None)
+    training = NonPrivate(learning_rate=0.3, batch_size=60, steps=5, seed=0)  # whole batches: the same update from the same model
+    clients_of_four = [Client(f"bank_{index}", table(60, seed=index), training=training) for index in range(4)]
+    options = terms(4, dropouts=1)
+    with Simulation(Consortium(clients_of_four, keys=options["keys"], params=options["params"]), model) as simulation:
+        encrypted, clients = simulation.encrypted, simulation.encrypted.participants
+        first = encrypted.context(0)
+        later = RoundContext(agreement=first.agreement, round=1, history=first.history)
+        rounds = [
+            (context, names, encrypted._server(context, names))
+            for context, names in ((first, tuple(clients)), (later, tuple(clients)[:-1]))
+        ]
+        for context, names, server in rounds:
+            for name in names:
+                server.receive_setup(clients[name].setup(context))
+            server.start_uploads()
+            for name in names:
+                clients[name].take_shares(context, server.relay(name))
+                server.receive_upload(clients[name].upload(context))
+        sums = list[Any]()
+        for context, names, server in rounds:
+            digest = server.close()
+            if waits and context is later:
+                for name in names:
+                    with pytest.raises(OpeningRefusedError, match=r"answered for round 0 and its sum never came.*nothing was done"):
+                        clients[name].approve(context, digest)
+                continue
+            for name in names:
+                server.receive_approval(clients[name].approve(context, digest))
+            sums.append(_read_by_the_server(server, context))
+        assert len(sums) == (1 if waits else 2)
+        if not waits:
+            share = first.agreement.weighting.share("bank_3")
+            update = quantise(simulation.updates["bank_3"].vector.values, first.agreement.params, share)[0]
+            assert np.abs(update).max() > 1000
+            # The order in which a whole batch is added moves each of three updates by a grid step or so.
+            assert np.abs(sums[0] - sums[1] - update).max() <= 6
+
+
+def _read_by_the_server(server: Any, context: RoundContext) -> Any:
+    """The opened sum of a round: the server has all that it takes."""
+    message, trust = decode_aggregate(server.aggregate(), context, key_id(context.digest)), context.agreement.trust
+    assert isinstance(message.total, OnePolynomialVector)
+    assert isinstance(trust, ThresholdTrust)
+    names = context.agreement.roster.names
+    answers = {names.index(name) + 1: answer for name, answer in message.answers.items()}
+    return open_sum(message.total, context.digest, answers, summands=len(message.digest.participants), quorum=trust.quorum)
 
 
 def test_a_round_that_failed_before_the_answers_is_gone_on_from_and_so_is_one_with_fresh_noise(

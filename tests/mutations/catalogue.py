@@ -278,7 +278,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "a key holder opens inner products as often as it is asked",
         "privfed/escrow.py",
-        "        kept = self._journal.begin_products(context, digest.digest(context), products=asked)",
+        "        kept = self._journal.begin_products(context, round_digest, products=asked)",
         "        kept = None",
         ("tests/engines/test_escrow_scored.py",),
     ),
@@ -302,6 +302,13 @@ CATALOGUE: tuple[Mutation, ...] = (
         "or len(approved) < self._trust.quorum:",
         "or False:",
         ("tests/test_quorum.py",),
+    ),
+    Mutation(
+        "a client answers for a round while it waits for the sum of another",
+        "privfed/threshold_session.py",
+        "        self._check_answered(context)\n        return super().approve(context, digest)",
+        "        return super().approve(context, digest)",
+        ("tests/engines/test_threshold.py",),
     ),
     Mutation(
         "quorums may meet in corrupted clients alone",
@@ -521,6 +528,13 @@ CATALOGUE: tuple[Mutation, ...] = (
         ("tests/training/test_steady.py",),
     ),
     Mutation(
+        "a model that was found steady counts as steady whatever changes",
+        "privfed/training/steady_model.py",
+        "self.compiled is other.compiled and self._compared() == other._compared()",
+        "True",
+        ("tests/training/test_steady.py",),
+    ),
+    Mutation(
         "one shape of pass is looked at in place of all",
         "privfed/training/steady.py",
         "for number, rows in enumerate(shapes):",
@@ -600,15 +614,15 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "coefficients that a rule chose are not held to the policy",
         "privfed/decision.py",
-        "            agreement.policy.check_chosen(coefficients)",
-        "            agreement.policy.check(dict.fromkeys(agreement.roster.names, 1))",
+        "            policy.check_chosen(coefficients)",
+        "            policy.check(dict.fromkeys(weights, 1))",
         ("tests/test_decision.py",),
     ),
     Mutation(
         "inner products are opened before it is on record",
         "privfed/scorer.py",
-        "        kept = self._journal.begin_products(self._context, digest.digest(self._context), products=hash_message(data))",
-        "        kept = self._journal.decision(self._context, digest.digest(self._context))",
+        "        kept = self._journal.begin_products(self._context, round_digest, products=hash_message(data))",
+        "        kept = self._journal.decision(self._context, round_digest)",
         ("tests/test_scorer.py",),
     ),
     Mutation(

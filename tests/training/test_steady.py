@@ -1,7 +1,9 @@
 """That no record pushes others over a kink: records that were made to lie on one, at every place of a batch."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +17,11 @@ from privfed.training.bookkeeping import BookKeeping
 from privfed.training.compiled import compile_sum
 from privfed.training.dpsgd import _clipped_gradients, check, train
 from privfed.training.gradients import ClippedGradients
-from privfed.training.loss import PerSampleLoss, binary_cross_entropy, cross_entropy
+from privfed.training.loss import BinaryCrossEntropy, PerSampleLoss, binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd
 from privfed.training.model import mlp, values_of
 from privfed.training.steady import ROWS, awake_copy, filled_up, one_thread, unlike_records, widen_narrow_layers, widened
+from privfed.update import PlainVector
 from tests.training.steps import samples_of
 
 torch.set_num_threads(1)
@@ -286,3 +289,154 @@ def test_batches_that_are_chosen_in_whole_blocks_have_the_sum_of_their_records_b
         assert torch.equal(whole.values, expected.values)
         assert torch.equal(whole.norms, expected.norms)
         assert len(whole.norms) == records
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What every look at steadiness found, from now on."""
+    found: list[bool] = []
+
+    def look(*arguments: object, **named: object) -> bool:
+        found.append(steady.is_steady(*arguments, **named))  # type: ignore[arg-type]
+        return found[-1]
+
+    monkeypatch.setattr(gradients, "is_steady", look)
+    return found
+
+
+class Scaled(nn.Module):
+    """A ReLU network with everything that a model may hold besides what is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.activation, self.last = nn.Linear(4, 17), nn.ReLU(), nn.Linear(17, 1)
+        self.frozen = nn.Parameter(torch.ones(17), requires_grad=False)
+        self.factor = 1.0
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.last(self.activation(self.first(features)) * self.frozen * self.factor)
+
+
+SAMPLES = samples_of(np.zeros((4, 4)), np.arange(4) % 2)
+
+
+def moved_weights(module: nn.Module) -> PlainVector:
+    values = values_of(module)
+    return PlainVector(layout=values.layout, values=values.values + 0.25)
+
+
+def test_a_model_of_which_only_the_trained_weights_moved_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, module = looked_at(monkeypatch), Scaled()
+    known = check(module, values_of(module), SAMPLES, mechanism=MECHANISM, loss=binary_cross_entropy)
+    assert found == [True]
+    for start in (values_of(module), moved_weights(module)):
+        train(module, start, SAMPLES, mechanism=MECHANISM, loss=binary_cross_entropy, steady=known)
+    assert found == [True]
+    train(module, values_of(module), SAMPLES, mechanism=MECHANISM, loss=binary_cross_entropy)
+    assert found == [True, True]
+
+
+def test_weights_of_the_start_do_not_decide_what_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a look at one start is as good as a look at another: what goes into it is the same, bit for bit."""
+    seen: list[list[torch.Tensor]] = []
+
+    def look(pieces: steady.Pieces, features: torch.Tensor, labels: torch.Tensor, *, shapes: Sequence[int]) -> bool:
+        seen.append(list(pieces(features[: shapes[0]], labels[: shapes[0]])))
+        return True
+
+    monkeypatch.setattr(gradients, "is_steady", look)
+    module = Scaled()
+    for start in (values_of(module), moved_weights(module)):
+        check(module, start, SAMPLES, mechanism=MECHANISM, loss=binary_cross_entropy)
+    first, second = seen
+    assert len(first) > 0
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def other_mechanism(module: Scaled, arguments: dict[str, Any]) -> None:
+    arguments["mechanism"] = replace(MECHANISM, max_records=2000)
+
+
+def other_loss(module: Scaled, arguments: dict[str, Any]) -> None:
+    arguments["loss"] = BinaryCrossEntropy(positive_weight=2.0)
+
+
+def frozen_weight(module: Scaled, arguments: dict[str, Any]) -> None:
+    with torch.no_grad():
+        module.frozen[0] = 2.0
+
+
+def attribute(module: Scaled, arguments: dict[str, Any]) -> None:
+    module.factor = 2.0
+
+
+def other_layer(module: Scaled, arguments: dict[str, Any]) -> None:
+    module.activation = nn.Tanh()  # type: ignore[assignment]
+
+
+def layer_frozen(module: Scaled, arguments: dict[str, Any]) -> None:
+    module.first.bias.requires_grad = False
+    arguments["start"] = values_of(module)
+
+
+def forward_of_the_layer(module: Scaled, arguments: dict[str, Any]) -> None:
+    module.activation.forward = torch.tanh  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("change", [other_mechanism, other_loss, frozen_weight, attribute, other_layer, layer_frozen, forward_of_the_layer])
+def test_whatever_else_changes_has_the_model_looked_at_again(
+    change: Callable[[Scaled, dict[str, Any]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, module = looked_at(monkeypatch), Scaled()
+    arguments: dict[str, Any] = {"start": values_of(module), "samples": SAMPLES, "mechanism": MECHANISM, "loss": binary_cross_entropy}
+    known = check(module, **arguments)
+    change(module, arguments)
+    train(module, **arguments, steady=known)
+    assert found == [True, True]
+
+
+def test_another_code_of_a_layer_s_class_has_the_model_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, module = looked_at(monkeypatch), Scaled()
+    known = check(module, values_of(module), SAMPLES, mechanism=MECHANISM, loss=binary_cross_entropy)
+    monkeypatch.setattr(Scaled, "forward", lambda self, features: self.last(self.first(features)))
+    train(module, values_of(module), SAMPLES, mechanism=MECHANISM, loss=binary_cross_entropy, steady=known)
+    assert found == [True, True]
+
+
+def test_another_setting_of_torch_has_the_model_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, module = looked_at(monkeypatch), Scaled()
+    known = check(module, values_of(module), SAMPLES, mechanism=MECHANISM, loss=binary_cross_entropy)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        train(module, values_of(module), SAMPLES, mechanism=MECHANISM, loss=binary_cross_entropy, steady=known)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert len(found) == 2
+
+
+def test_what_was_found_of_one_model_does_not_let_another_one_through() -> None:
+    steady_one, unsteady = ByPlace(place=128, rows=128), ByPlace(place=5, rows=128)
+    known = check(steady_one, values_of(steady_one), SAMPLES, mechanism=MECHANISM, loss=cross_entropy)
+    with pytest.raises(UnsupportedModelError, match="another place of the batch"):
+        train(unsteady, values_of(steady_one), SAMPLES, mechanism=MECHANISM, loss=cross_entropy, steady=known)
+
+
+def test_the_gradients_of_every_start_are_looked_at_though_the_model_is_known_to_be_steady() -> None:
+    module = MixingFromOne()
+    known = check(module, values_of(module), SAMPLES, mechanism=MECHANISM, loss=cross_entropy)
+    assert known is not None
+    values = values_of(module)
+    awake = PlainVector(layout=values.layout, values=values.values + 10.0)
+    with pytest.raises(UnsupportedModelError, match="nothing was trained"):
+        train(module, awake, SAMPLES, mechanism=MECHANISM, loss=cross_entropy, steady=known)
+
+
+class MixingFromOne(nn.Module):
+    """Mixes records once its weights are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 16)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        outputs = self.layer(features)
+        return outputs + outputs.sum(dim=0) if float(self.layer.weight.detach().mean()) > 5 else outputs
