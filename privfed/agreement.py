@@ -22,6 +22,7 @@ from privfed.he.escrow import check_escrow_params
 from privfed.he.params import SEALED_TAGS_BYTES, CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.threshold_key import ThresholdKey
+from privfed.hpke import SEALED_OVERHEAD_BYTES
 from privfed.identity import PublicIdentity, Roster
 from privfed.trust import EscrowTrust, ThresholdTrust, Trust
 from privfed.update import Layout, effective_clients
@@ -337,7 +338,7 @@ class Agreement:
     def upload_chunk_bytes(self) -> int:
         """Bytes of one chunk of an upload."""
         if isinstance(self.trust, EscrowTrust):
-            return self.params.sum_chunk_bytes
+            return self.params.sum_chunk_bytes + SEALED_OVERHEAD_BYTES
         return self.params.fresh_chunk_bytes if self.trust is None else self.params.polynomial_bytes
 
     @property

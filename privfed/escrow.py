@@ -14,12 +14,14 @@ from privfed.errors import (
     AgreementMismatchError,
     AlreadyOpenedError,
     DamagedFileError,
+    DecryptionError,
+    InvalidMessageError,
     OpeningRefusedError,
     PrivFedError,
     TamperedAggregateError,
 )
 from privfed.files import make_folder
-from privfed.he.escrow import RunningSum, WholeVector
+from privfed.he.escrow import RunningSum, SealedVector, WholeVector
 from privfed.he.escrow_secret import AttemptKey, EscrowKey
 from privfed.he.product_secret import open_escrowed_products
 from privfed.identity import Identity
@@ -81,15 +83,15 @@ class EscrowHolder:
             )
 
     def announce_key(self, context: RoundContext) -> bytes:
-        """The public key of one attempt at one round, signed, for the clients; the same bytes again when called again.
+        """The public keys of one attempt at one round, signed, for the clients; the same bytes again when called again.
 
-        The pair is derived from the holder's secret, so it is there again after a restart. What is kept is the public half: each one that
-        is made is another encryption of zero, and all clients must have the same.
+        The pairs are derived from the holder's secret, so they are there again after a restart. What is kept are the public halves: each
+        one that is made of the first is another encryption of zero, and all clients must have the same.
         """
         name = _key_name(context)
         if not self._outbox.has(name):
             key = self._attempt_key(context)
-            self._outbox.put(name, encode_holder_key(context, self._identity, key.public_key()))
+            self._outbox.put(name, encode_holder_key(context, self._identity, key.public_key(), key.encryption_key))
         self.key_id(context)
         return self._outbox.get(name)
 
@@ -136,7 +138,8 @@ class EscrowHolder:
                 not the agreed ones, the policy does not allow the opening, or no key was announced for the attempt.
             TamperedAggregateError: If an upload is not the one that was approved.
             AlreadyOpenedError: If the round was opened, or promised to another digest.
-            DecryptionError: If the sum does not decrypt to grid points: an upload is none, or was made in another attempt.
+            DecryptionError: If an upload was not sealed by its client to this attempt's key, or the sum does not decrypt to grid points: an
+                upload is no encryption of any, or one to the key of another attempt.
             PrivFedError: As `wire_escrow.decode_request` and `wire.decode_upload`.
         """
         key_id, name = self.key_id(context), f"{context.agreement.session.hex()}-{context.round}"
@@ -203,15 +206,22 @@ class EscrowHolder:
         return total
 
     def _verified(self, context: RoundContext, digest: RoundDigest, upload: Callable[[str], bytes]) -> Iterator[tuple[str, WholeVector]]:
-        """The uploads that were announced, one at a time, as their clients signed them."""
-        key_id = self.key_id(context)
+        """The uploads that were announced, one at a time, as their clients signed them, and without their seals."""
+        key_id, key = self.key_id(context), self._attempt_key(context)
         for name, upload_hash in zip(digest.participants, digest.upload_hashes, strict=True):
             data = upload(name)
             if hash_message(data) != upload_hash:
                 raise TamperedAggregateError
-            vector = decode_upload(data, context, key_id).vector
-            if not isinstance(vector, WholeVector):
+            update = decode_upload(data, context, key_id)
+            if not isinstance(update.vector, SealedVector):
                 raise TamperedAggregateError
+            try:
+                vector = key.unseal(update.vector, sender=update.sender)
+            except InvalidMessageError:
+                raise DecryptionError(
+                    f"what {name!r} signed was not sealed by it to the key of this attempt; nothing was decrypted; leave it out, in a new "
+                    "attempt"
+                ) from None
             yield name, vector
 
 

@@ -6,7 +6,7 @@ from privfed.agreement import RoundContext
 from privfed.errors import LayoutMismatchError, RoundMismatchError
 from privfed.he.additive import CkksVector
 from privfed.he.codec import quantise
-from privfed.he.escrow import HolderKey, WholeVector
+from privfed.he.escrow import HolderKey, SealedVector, seal_vector
 from privfed.he.escrow_secret import encrypt_to_holder
 from privfed.he.secret import RoundBinding, RoundKey, SharedKey, encrypt
 from privfed.he.threshold import OnePolynomialVector
@@ -24,7 +24,7 @@ class Protected:
         saturated: Number of coordinates beyond the bound, which were clipped to it. Private: it stays at the client.
     """
 
-    update: Update[CkksVector] | Update[OnePolynomialVector] | Update[WholeVector]
+    update: Update[CkksVector] | Update[OnePolynomialVector] | Update[SealedVector]
     saturated: int
 
 
@@ -90,6 +90,7 @@ def protect(
         return Protected(update=Update(sender=update.sender, round=update.round, vector=own), saturated=saturated)
     if isinstance(round_key, HolderKey):
         whole = encrypt_to_holder(grid, agreement.sent_layout, params, round_key.public_key)
-        return Protected(update=Update(sender=update.sender, round=update.round, vector=whole), saturated=saturated)
+        sealed = seal_vector(whole, round_key, sender=update.sender)
+        return Protected(update=Update(sender=update.sender, round=update.round, vector=sealed), saturated=saturated)
     vector = encrypt(grid, agreement.sent_layout, params, round_key, sender=update.sender)
     return Protected(update=Update(sender=update.sender, round=update.round, vector=vector), saturated=saturated)

@@ -33,10 +33,11 @@ def process_holds_key(pid: int, keys: SharedKey, contexts: Sequence[RoundContext
 
 
 def bytes_hold_key(data: bytes, keys: SharedKey | EscrowKey, context: RoundContext) -> bool:
-    """Whether bytes, such as those of a file, hold the secret of the clients or of the key holder, or any part of its key of a round."""
+    """Whether bytes, such as those of a file, hold the secret of the clients or of the key holder, or any part of its keys of a round."""
     if isinstance(keys, EscrowKey):
         attempt_key = keys.attempt_key(binding=context.digest, params=context.agreement.params)
-        return any(pattern in data for pattern in [keys._secret, *_parts(attempt_key)])  # pyright: ignore[reportPrivateUsage]
+        sealing_key = attempt_key._sealing_key.private_bytes_raw()  # pyright: ignore[reportPrivateUsage]
+        return any(pattern in data for pattern in [keys._secret, sealing_key, *_parts(attempt_key)])  # pyright: ignore[reportPrivateUsage]
     return any(pattern in data for pattern in _patterns(keys, [context]))
 
 

@@ -1,11 +1,12 @@
 """The payloads of the messages of a round. Updates travel encrypted or not at all.
 
 SETUP      client -> server     nothing: the key id in the frame says it; where the server multiplies uploads, the round's public key
-UPLOAD     client -> server     the head of the client's privacy ledger, the encrypted update, and its sealed tags if keys are shared
+UPLOAD     client -> server     the head of the client's privacy ledger, the encrypted update, and its sealed tags if keys are shared; in
+                                `EscrowKey` mode the update is sealed to the key holder
 DIGEST     server -> clients    who takes part, with which coefficients, by which rule, hashes of the uploads; the heads
 APPROVAL   client -> server     the hash of the digest; a countersignature of the head of each other participant; in `ThresholdKey` mode
                                 the sum of the client's shares
-HOLDER_KEY key holder -> clients in `EscrowKey` mode, before the setup: its public key of the attempt; see `privfed.wire_escrow`
+HOLDER_KEY key holder -> clients in `EscrowKey` mode, before the setup: its public keys of the attempt; see `privfed.wire_escrow`
 COMMIT     client -> server     in `EscrowKey` mode, before the upload: its hash; see `privfed.wire_commit`
 AGGREGATE  server -> openers    the digest, the approvals, the abridged uploads, the encrypted sum: see `privfed.wire_aggregate`
 PRODUCTS   server -> openers    where a rule needs inner products: the digest, the approvals, masked products; see `privfed.wire_products`
@@ -21,7 +22,7 @@ from privfed.agreement import DIGEST_BYTES, RoundContext
 from privfed.digest import COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError, RoundMismatchError
 from privfed.he.additive import CkksVector, check_chunk
-from privfed.he.escrow import WholeVector, check_whole_chunk
+from privfed.he.escrow import SealedVector
 from privfed.he.params import KEY_ID_BYTES
 from privfed.he.product import check_public_key
 from privfed.he.product_params import ProductParams
@@ -33,9 +34,9 @@ from privfed.update import Update
 
 MAX_STATEMENT_BYTES = 1 << 20
 LENGTH_BYTES = 4
-UploadVector = CkksVector | OnePolynomialVector | WholeVector
+UploadVector = CkksVector | OnePolynomialVector | SealedVector
 """An encrypted update as it travels in an upload, by the trust mode of the session."""
-AnyUpdate = Update[CkksVector] | Update[OnePolynomialVector] | Update[WholeVector]
+AnyUpdate = Update[CkksVector] | Update[OnePolynomialVector] | Update[SealedVector]
 
 _NO_HEADS: Mapping[str, bytes] = MappingProxyType({})
 _ABORT = b"abort"
@@ -141,9 +142,8 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[U
             check_chunk(chunk, params, fresh=True)
         vector = CkksVector(layout=layout, params=params, key_id=key_id, chunks=chunks, fresh=True, sealed_tags=sealed_tags)
     elif isinstance(agreement.trust, EscrowTrust):
-        for chunk in chunks:
-            check_whole_chunk(chunk, params)
-        vector = WholeVector(layout=layout, params=params, key_id=key_id, chunks=chunks)
+        # What is sealed only the key holder can look at.
+        vector = SealedVector(layout=layout, params=params, key_id=key_id, chunks=chunks)
     else:
         for chunk in chunks:
             unpack_polynomial(chunk, params)
@@ -156,7 +156,7 @@ def _kind_of_vector(context: RoundContext) -> type[UploadVector]:
         case None:
             return CkksVector
         case EscrowTrust():
-            return WholeVector
+            return SealedVector
         case _:
             return OnePolynomialVector
 

@@ -1,6 +1,7 @@
 """The messages that only `EscrowKey` has.
 
-HOLDER_KEY key holder -> clients its public key of one attempt, before anything is encrypted
+HOLDER_KEY key holder -> clients its two public keys of one attempt, before anything is encrypted: to the one updates are encrypted, and
+                                 to the other, X25519, what comes of it is sealed
 REQUEST  server -> key holder    the digest, the approvals and the commitments; the uploads follow as their clients signed them
 OPENED   key holder -> clients   the request, and the opened sum, encrypted to every client; of a scored session in between what the rule
                                  chose, and what it was that was chosen; if nothing was, there is no sum
@@ -13,9 +14,9 @@ from privfed.agreement import RoundContext
 from privfed.decision import Fallback
 from privfed.digest import COEFFICIENT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError
-from privfed.he.escrow import HolderKey, public_key_id, unpack_public_key
+from privfed.he.escrow import ENCRYPTION_KEY_BYTES, HolderKey, public_key_id, unpack_public_key
 from privfed.he.product import Assurance, pairs
-from privfed.identity import Identity
+from privfed.identity import Identity, check_encryption_key
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
 from privfed.wire import COUNT_BYTES, LENGTH_BYTES, check_key
 from privfed.wire_aggregate import OpenableAggregate, SealedSum, max_approved_payload, read_approved
@@ -82,33 +83,42 @@ class Opened:
         return Weighing(fallback=self.chosen.fallback, disclosed=len(pairs(len(self.message.digest.participants))))
 
 
-def encode_holder_key(context: RoundContext, identity: Identity, public_key: bytes) -> bytes:
-    """The key holder's word which key the clients encrypt to in this attempt, and in no other one.
+def encode_holder_key(context: RoundContext, identity: Identity, public_key: bytes, encryption_key: bytes) -> bytes:
+    """The key holder's word which keys the clients encrypt and seal to in this attempt, and in no other one.
 
     Args:
         context: Agreement, round and attempt.
         identity: The key holder.
         public_key: `AttemptKey.public_key` of this attempt.
+        encryption_key: `AttemptKey.encryption_key` of this attempt.
 
     Raises:
-        ValueError: If the identity is not the key holder's, or it is no public key for the session's parameters.
+        ValueError: If the identity is not the key holder's, or these are no public keys for the session's parameters.
     """
     if len(public_key) != context.agreement.params.public_key_bytes:
         raise ValueError(f"expected a public key of {context.agreement.params.public_key_bytes} bytes, got {len(public_key)}")
-    return seal(context, identity, Kind.HOLDER_KEY, key_id=public_key_id(public_key), payload=public_key)
+    check_encryption_key(encryption_key, name=identity.name)
+    return seal(context, identity, Kind.HOLDER_KEY, key_id=public_key_id(public_key), payload=public_key + encryption_key)
 
 
 def decode_holder_key(data: bytes, context: RoundContext) -> HolderKey:
-    """The public key of the attempt, as the agreed key holder signed it for this session, round, attempt, history and parameters.
+    """The public keys of the attempt, as the agreed key holder signed them for this session, round, attempt, history and parameters.
 
     Raises:
         PrivFedError: As `message.unseal`.
     """
-    frame = unseal(data, context, Kind.HOLDER_KEY, max_payload=context.agreement.params.public_key_bytes)
-    key = HolderKey(binding=context.digest, public_key=bytes(frame.payload))
+    size = context.agreement.params.public_key_bytes
+    frame = unseal(data, context, Kind.HOLDER_KEY, max_payload=size + ENCRYPTION_KEY_BYTES)
+    reader = Reader(frame.payload)
+    key = HolderKey(binding=context.digest, public_key=reader.take(size), encryption_key=reader.take(ENCRYPTION_KEY_BYTES))
+    reader.end()
     if frame.key_id != key.key_id:
         raise InvalidMessageError
     unpack_public_key(key.public_key, context.agreement.params)
+    try:
+        check_encryption_key(key.encryption_key, name=frame.sender)
+    except ValueError:
+        raise InvalidMessageError from None
     return key
 
 

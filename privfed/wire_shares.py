@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from privfed.agreement import RoundContext
 from privfed.errors import InvalidMessageError
 from privfed.he.threshold import key_id
+from privfed.hpke import SEALED_OVERHEAD_BYTES
 from privfed.identity import Identity
 from privfed.message import MAX_FRAME_BYTES, MAX_TEXT_BYTES, Kind, Reader, seal, unseal, write_text
 from privfed.wire import COUNT_BYTES, LENGTH_BYTES, check_key
 
 # HPKE: an encapsulated key and an authentication code.
-_SEALED_OVERHEAD_BYTES = 32 + 16
 
 
 def sealed_share_bytes(context: RoundContext) -> int:
     """Bytes of an encrypted share: one polynomial, and what encryption adds."""
-    return context.agreement.params.polynomial_bytes + _SEALED_OVERHEAD_BYTES
+    return context.agreement.params.polynomial_bytes + SEALED_OVERHEAD_BYTES
 
 
 def encode_share(context: RoundContext, identity: Identity, *, recipient: str, sealed: bytes) -> bytes:

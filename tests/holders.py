@@ -8,7 +8,8 @@ import numpy as np
 
 from privfed.agreement import Agreement, RoundContext
 from privfed.digest import RoundDigest, hash_message
-from privfed.he.escrow_secret import EscrowKey, encrypt_to_holder
+from privfed.he.escrow import seal_vector
+from privfed.he.escrow_secret import AttemptKey, EscrowKey, encrypt_to_holder
 from privfed.he.params import CkksParams
 from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import Kind
@@ -17,7 +18,7 @@ from privfed.update import Update
 from privfed.wire import encode_approval, encode_digest, encode_upload
 from privfed.wire_aggregate import SealedSum
 from privfed.wire_commit import encode_commitment, encode_commitments
-from privfed.wire_escrow import encode_holder_key, encode_opened, encode_request
+from privfed.wire_escrow import decode_holder_key, encode_holder_key, encode_opened, encode_request
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,23 @@ class HeldRound:
         return RoundContext(agreement=agreement, round=self.round, attempt=self.attempt)
 
     @cached_property
+    def key(self) -> AttemptKey:
+        return EscrowKey.generate().attempt_key(binding=self.context.digest, params=self.context.agreement.params)
+
+    @cached_property
     def public_key(self) -> bytes:
-        return EscrowKey.generate().attempt_key(binding=self.context.digest, params=self.context.agreement.params).public_key()
+        return self.key.public_key()
 
     @cached_property
     def messages(self) -> dict[Kind, bytes]:
         """One authentic message of each kind that exists there alone, or is of another form there."""
         context, agreement = self.context, self.context.agreement
         heads = dict.fromkeys(agreement.populations, b"a head")
-        announced = encode_holder_key(context, self.holder, self.public_key)
+        announced = encode_holder_key(context, self.holder, self.public_key, self.key.encryption_key)
         zeros = np.zeros(agreement.layout.size, np.int64)
-        vector = encrypt_to_holder(zeros, agreement.layout, agreement.params, self.public_key)
-        key_id, first = vector.key_id, self.banks[0]
+        first, holder_key = self.banks[0], decode_holder_key(announced, context)
+        whole = encrypt_to_holder(zeros, agreement.layout, agreement.params, self.public_key)
+        vector, key_id = seal_vector(whole, holder_key, sender=first.name), whole.key_id
         update = Update(sender=first.name, round=context.round, vector=vector)
         upload = encode_upload(context, first, update, statement=heads.get(first.name, b""))
         names = agreement.roster.names

@@ -287,7 +287,7 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
         Kind.SHARE: share,
         Kind.SHARES: frame + 4 + clients * (256 + 4 + share),
         Kind.REQUEST: request,
-        Kind.HOLDER_KEY: frame + 2 * 4096 * 7,
+        Kind.HOLDER_KEY: frame + 2 * 4096 * 7 + 32,
         Kind.OPENED: frame + 4 + request + clients * 80 + coordinates * opened_sum + 16,
         Kind.COMMIT: frame + 38,
         Kind.COMMITS: commitments,
@@ -325,7 +325,7 @@ def disagreements(context: RoundContext) -> dict[str, tuple[RoundContext, type[P
     trust = (
         agreement.trust
         if agreement.trust is None
-        else replace(agreement.trust, encryption_keys=dict(agreement.trust.encryption_keys) | {"newcomer": bytes(32)})
+        else replace(agreement.trust, encryption_keys=dict(agreement.trust.encryption_keys) | {"newcomer": bytes([9]) * 32})
     )
     newcomer = Roster(server=agreement.roster.server, clients=(*agreement.roster.clients, Identity.generate("newcomer").public))
 

@@ -60,7 +60,11 @@ ESCROW_KEY_ADVERSARIES = (
     Adversary(name="another client together with the server, and no key", runs_server=True, gets_model=True, trains=True),
     Adversary(name="the key holder, if it does not keep to the protocol", taps_wire=True, holds_key=True, gets_model=True),
 )
-"""Who is attacked in `EscrowKey` mode: the key holder gets the uploads and could open each, and nobody else can open any."""
+"""Who is attacked in `EscrowKey` mode: the key holder gets the uploads and could open each, and nobody else can open any.
+
+A client that works together with the server is one without a key even if it has the sum decrypt to the key of the attempt: what that key
+decrypts is sealed to the key holder.
+"""
 
 PLAINTEXT_ADVERSARIES = (SERVER, KEY_HOLDER, OTHER_CLIENT)
 """Who is attacked in `Plaintext` mode, in which no message travels."""

@@ -16,7 +16,7 @@ from privfed.attacks.adversary import Form, Holding
 from privfed.he import threshold
 from privfed.he.additive import CkksVector, SeededSum, weighted_sum
 from privfed.he.codec import dequantise, quantise
-from privfed.he.escrow import RunningSum, WholeVector
+from privfed.he.escrow import RunningSum, SealedVector
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.secret import RoundKey, SharedKey, open_sum
@@ -117,7 +117,7 @@ class EncryptedRecord:
                 what, form = "request to the key holder, with all approvals", Form.PUBLIC
             case "holder_key" if isinstance(trust, EscrowTrust):
                 decode_holder_key(data, context)
-                what, form = "public key of the key holder for this attempt", Form.PUBLIC
+                what, form = "public keys of the key holder for this attempt", Form.PUBLIC
             case "commit" if isinstance(trust, EscrowTrust):
                 decode_commitment(data, context, key_id)
                 what, form = f"commitment of {sender} to its upload", Form.PUBLIC
@@ -166,10 +166,11 @@ class EncryptedRecord:
         if self.keys is None:
             return quantise(self.updates[client].values, self.params, share)[0]
         upload = decode_upload(self._message(f"upload-{client}"), self.context, self._key_id).vector
-        if isinstance(self.keys, EscrowKey) and isinstance(upload, WholeVector):
+        if isinstance(self.keys, EscrowKey) and isinstance(upload, SealedVector):
+            key = self.keys.attempt_key(binding=self.context.digest, params=self.params)
             total = RunningSum(layout=upload.layout, params=self.params, key_id=self._key_id)
-            total.add(1, upload)
-            return self.keys.attempt_key(binding=self.context.digest, params=self.params).open_sum(total.total(), coefficients=(1,))
+            total.add(1, key.unseal(upload, sender=client))
+            return key.open_sum(total.total(), coefficients=(1,))
         if self._round_key is None or not isinstance(upload, CkksVector):
             raise ValueError("expected uploads under the key of the record, got others")
         return open_sum(weighted_sum([upload], [1]), self._round_key, coefficients=(1,))

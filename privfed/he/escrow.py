@@ -3,6 +3,9 @@
 Clients hold the public key alone, so a ciphertext is two whole polynomials, and its noise is e u + e0 + e1 s: sums of N products, about
 240 in standard deviation where a symmetric ciphertext has 3.24. `CkksParams.escrow` has the parameters for it, and
 `ProductParams.escrow` those for rounds that are scored.
+
+What travels is sealed to the holder once more, because CKKS does not stand an opened sum in which somebody chose a ciphertext freely: to
+whoever has the public key, a ciphertext can be made that decrypts to the secret one. Who learns it so has nothing that it decrypts.
 """
 
 import hashlib
@@ -17,7 +20,11 @@ from privfed.he.additive import CkksVector, check_coefficients
 from privfed.he.codec import pack_words, unpack_polynomials, unpack_words, weighted_words
 from privfed.he.params import BINDING_BYTES, KEY_ID_BYTES, CkksParams
 from privfed.he.product_params import ProductParams
+from privfed.hpke import SEALED_OVERHEAD_BYTES, seal_to
 from privfed.update import Layout
+
+ENCRYPTION_KEY_BYTES = 32
+_SEALED = b"privfed sealed upload v1\n"
 
 
 def public_key_id(public_key: bytes) -> bytes:
@@ -32,17 +39,21 @@ class HolderKey:
     Args:
         binding: `RoundContext.digest`, 32 bytes: which attempt.
         public_key: As `AttemptKey.public_key` gives it.
+        encryption_key: `AttemptKey.encryption_key`, 32 bytes: to this the encrypted updates are sealed.
 
     Raises:
-        ValueError: If the binding is not 32 bytes.
+        ValueError: If the binding or the encryption key is not 32 bytes.
     """
 
     binding: bytes
     public_key: bytes
+    encryption_key: bytes
 
     def __post_init__(self) -> None:
         if len(self.binding) != BINDING_BYTES:
             raise ValueError(f"expected a binding of {BINDING_BYTES} bytes, got {len(self.binding)}")
+        if len(self.encryption_key) != ENCRYPTION_KEY_BYTES:
+            raise ValueError(f"expected an encryption key of {ENCRYPTION_KEY_BYTES} bytes, got {len(self.encryption_key)}")
 
     def __repr__(self) -> str:
         return f"HolderKey({self.key_id.hex()})"
@@ -55,7 +66,7 @@ class HolderKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WholeVector:
-    """A flat vector of one client, encrypted to the key holder: bytes only. Public.
+    """A flat vector of one client, encrypted to the key holder: bytes only. Its client seals it, and the key holder alone sees it again.
 
     Args:
         layout: Names and shapes of the tensors in it.
@@ -81,6 +92,62 @@ class WholeVector:
 
     def __repr__(self) -> str:
         return f"WholeVector(size={self.layout.size}, chunks={len(self.chunks)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SealedVector:
+    """A `WholeVector` as it travels: sealed to the key holder. Public.
+
+    Args:
+        layout: Names and shapes of the tensors in it.
+        params: Parameters under which it was encrypted.
+        key_id: 16 bytes that name the holder's key.
+        chunks: Those of the vector, each sealed for its sender, its place and the attempt.
+
+    Raises:
+        ValueError: If the key id, the number of chunks or the length of a chunk is wrong.
+    """
+
+    layout: Layout
+    params: CkksParams
+    key_id: bytes
+    chunks: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        size = self.params.sum_chunk_bytes + SEALED_OVERHEAD_BYTES
+        if len(self.key_id) != KEY_ID_BYTES:
+            raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(self.key_id)}")
+        if len(self.chunks) != self.params.chunks(self.layout) or any(len(chunk) != size for chunk in self.chunks):
+            raise ValueError(f"expected {self.params.chunks(self.layout)} chunks of {size} bytes for this layout, got others")
+
+    def __repr__(self) -> str:
+        return f"SealedVector(size={self.layout.size}, chunks={len(self.chunks)})"
+
+
+def seal_vector(vector: WholeVector, key: HolderKey, *, sender: str) -> SealedVector:
+    """Seals an encrypted vector to the key holder, for one attempt and one sender: nobody else can send it as its own.
+
+    Args:
+        vector: Encrypted to the same key.
+        key: The holder's of the attempt.
+        sender: Name of the client.
+
+    Raises:
+        RoundMismatchError: If the vector was encrypted to another key.
+    """
+    if vector.key_id != key.key_id:
+        raise RoundMismatchError("the vector was encrypted to another key than it is to be sealed for; nothing was sealed")
+    chunks = tuple(
+        seal_to(chunk, key.encryption_key, info=sealed_info(key.binding, sender=sender, place=place))
+        for place, chunk in enumerate(vector.chunks)
+    )
+    return SealedVector(layout=vector.layout, params=vector.params, key_id=vector.key_id, chunks=chunks)
+
+
+def sealed_info(binding: bytes, *, sender: str, place: int) -> bytes:
+    """What a sealed chunk is bound to."""
+    name = sender.encode()
+    return _SEALED + binding + len(name).to_bytes(2, "big") + name + place.to_bytes(4, "big")
 
 
 class RunningSum:

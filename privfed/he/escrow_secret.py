@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import final
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from privfed.errors import InvalidMessageError, ParametersMismatchError, RoundMismatchError
@@ -11,10 +12,19 @@ from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive, encrypt_to
 from privfed.he.additive import CkksVector
 from privfed.he.codec import check_grid, pack_polynomials, pack_words, spread, unpack_words
-from privfed.he.escrow import WholeVector, public_key_id, unpack_public_key
+from privfed.he.escrow import (
+    ENCRYPTION_KEY_BYTES,
+    SealedVector,
+    WholeVector,
+    check_whole_chunk,
+    public_key_id,
+    sealed_info,
+    unpack_public_key,
+)
 from privfed.he.params import BINDING_BYTES, CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import StoredSecret, grid_points
+from privfed.hpke import unseal_with
 from privfed.update import Layout
 
 _CHUNKS_AT_ONCE = 8
@@ -22,16 +32,46 @@ _CHUNKS_AT_ONCE = 8
 
 @final
 class AttemptKey(Secret):
-    """The holder's key pair of one attempt at one round. Made by `EscrowKey.attempt_key`; it cannot be printed, copied or pickled.
+    """The holder's two key pairs of one attempt at one round. Made by `EscrowKey.attempt_key`; it cannot be printed, copied or pickled.
 
-    A sum with a ciphertext of another attempt in it does not open: what was uploaded in one attempt cannot be added to another one.
+    A sum with a ciphertext of another attempt in it does not open: what was uploaded in one attempt cannot be added to another one. And
+    the ciphertexts are sealed: neither key follows from the other, and an opened sum that gives the one away opens no upload.
     """
 
-    __slots__ = ("_params", "_ring_key")
+    __slots__ = ("_binding", "_params", "_ring_key", "_sealing_key")
 
-    def __init__(self, *, params: CkksParams, seed: bytes) -> None:
+    def __init__(self, *, params: CkksParams, binding: bytes, seed: bytes, sealing_seed: bytes) -> None:
         self._params = params
+        self._binding = binding
         self._ring_key = RingKey(_ring(params), seed)
+        self._sealing_key = X25519PrivateKey.from_private_bytes(sealing_seed)
+
+    @property
+    def encryption_key(self) -> bytes:
+        """To what the clients seal their encrypted updates: X25519, 32 raw bytes. Public."""
+        return self._sealing_key.public_key().public_bytes_raw()
+
+    def unseal(self, vector: SealedVector, *, sender: str) -> WholeVector:
+        """The encrypted vector that a client sealed. Whoever calls this has verified who signed it.
+
+        Args:
+            vector: As it travelled.
+            sender: Name of the client that signed it.
+
+        Raises:
+            ParametersMismatchError: If it has other parameters than the key.
+            InvalidMessageError: If it was not sealed to this key, for this attempt, by this client, or holds something else than
+                ciphertexts.
+        """
+        if vector.params != self._params:
+            raise ParametersMismatchError("the vector has other parameters than the key of this attempt; nothing was decrypted")
+        chunks = tuple(
+            unseal_with(chunk, self._sealing_key, info=sealed_info(self._binding, sender=sender, place=place))
+            for place, chunk in enumerate(vector.chunks)
+        )
+        for chunk in chunks:
+            check_whole_chunk(chunk, vector.params)
+        return WholeVector(layout=vector.layout, params=vector.params, key_id=vector.key_id, chunks=chunks)
 
     def public_key(self) -> bytes:
         """The public half: two packed polynomials, an encryption of zero. Another one each time; the clients must have the same. Public."""
@@ -83,7 +123,7 @@ class EscrowKey(StoredSecret):
     _named = "escrow key"
 
     def attempt_key(self, *, binding: bytes, params: CkksParams) -> AttemptKey:
-        """The key pair of one attempt at one round; another attempt, round, session, history or agreement has another.
+        """The key pairs of one attempt at one round; another attempt, round, session, history or agreement has another.
 
         Args:
             binding: `RoundContext.digest`, 32 bytes.
@@ -95,7 +135,8 @@ class EscrowKey(StoredSecret):
         if len(binding) != BINDING_BYTES:
             raise ValueError(f"expected a binding of {BINDING_BYTES} bytes, got {len(binding)}")
         seed = derive(self._secret, KEY_SEED_BYTES, b"privfed escrow attempt key v1", binding, params.digest)
-        return AttemptKey(params=params, seed=seed)
+        sealing_seed = derive(self._secret, ENCRYPTION_KEY_BYTES, b"privfed escrow sealing key v1", binding)
+        return AttemptKey(params=params, binding=binding, seed=seed, sealing_seed=sealing_seed)
 
 
 def encrypt_to_holder(grid: NDArray[np.int64], layout: Layout, params: CkksParams, public_key: bytes) -> WholeVector:

@@ -3,26 +3,21 @@
 from pathlib import Path
 from typing import Self, final
 
-from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from privfed.errors import InvalidMessageError, KeyRefusedError
+from privfed.errors import KeyRefusedError
 from privfed.files import create, read_pinned, read_private
 from privfed.he._seal_secret import Secret
+from privfed.hpke import seal_to, unseal_with
 from privfed.identity import Identity, PublicIdentity
 from privfed.keys.roster import Member, read_line, server_line
-
-SEALED_OVERHEAD_BYTES = 48
-"""By how much a sealed secret is longer: the encapsulated key, 32 bytes, and the tag, 16."""
 
 PUBLIC_LINE = "public.txt"
 ENCRYPTION = "encryption.pem"
 _SIGNING = "identity.pem"
 _MOST_BYTES = 10_000
-# RFC 9180, base mode: the sender is authenticated by its signature.
-_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
 
 @final
@@ -118,10 +113,7 @@ class Party(Secret):
         Raises:
             InvalidMessageError: If it was made for another party or another purpose, or is damaged.
         """
-        try:
-            return _SUITE.decrypt(sealed, self._encryption_key, info=info)
-        except (InvalidTag, ValueError):
-            raise InvalidMessageError from None
+        return unseal_with(sealed, self._encryption_key, info=info)
 
 
 def _save_key(key: X25519PrivateKey, path: Path) -> None:
@@ -130,14 +122,14 @@ def _save_key(key: X25519PrivateKey, path: Path) -> None:
 
 
 def seal(secret: bytes, recipient: Member, *, info: bytes) -> bytes:
-    """Encrypts a secret to a client: HPKE (RFC 9180), X25519, HKDF-SHA256, ChaCha20-Poly1305, with a fresh key each time.
+    """Encrypts a secret to a client; see `privfed.hpke`.
 
     Args:
         secret: The secret.
         recipient: Who alone can open it.
         info: What it is for, bound to it. Public.
     """
-    return _SUITE.encrypt(secret, X25519PublicKey.from_public_bytes(recipient.encryption_key), info=info)
+    return seal_to(secret, recipient.encryption_key, info=info)
 
 
 def create_server(folder: Path, *, name: str) -> PublicIdentity:

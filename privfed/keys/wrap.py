@@ -10,9 +10,10 @@ import struct
 from pathlib import Path
 
 from privfed.errors import InvalidMessageError, KeyRefusedError
+from privfed.hpke import SEALED_OVERHEAD_BYTES
 from privfed.identity import SIGNATURE_BYTES
 from privfed.keys.chain import CHAIN_KEY_BYTES, SESSION_BYTES, ChainFacts, KeyChain
-from privfed.keys.party import SEALED_OVERHEAD_BYTES, Party, seal
+from privfed.keys.party import Party, seal
 from privfed.keys.roster import Member, PinnedRoster
 from privfed.message import Reader, write_text
 

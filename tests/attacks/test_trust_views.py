@@ -16,8 +16,8 @@ from privfed.audit.canaries import Canaries
 from privfed.audit.rounds import Setting, facts, hold_canary_round
 from privfed.audit.run import run_audit
 from privfed.audit.suite import SUITE
-from privfed.errors import DecryptionError
-from privfed.he.escrow import RunningSum, WholeVector
+from privfed.errors import DecryptionError, InvalidMessageError
+from privfed.he.escrow import RunningSum, SealedVector
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.threshold_key import ThresholdKey
@@ -112,7 +112,7 @@ HOLDS = {
         Form.PUBLIC: [
             *PUBLIC,
             "commitments of all clients, as they were relayed",
-            "public key of the key holder for this attempt",
+            "public keys of the key holder for this attempt",
             "request to the key holder, with all approvals",
             *(f"{what} {name}{end}" for name in NAMES for what, end in PARTS_OF_CLIENTS),
         ],
@@ -154,8 +154,10 @@ def test_a_key_of_one_attempt_among_the_servers_files_is_found_and_opens_that_at
     right, wrong = (record.keys.attempt_key(binding=context.digest, params=record.params) for context in (record.context, other))
     assert not record.key_at_server
     for key, found in ((right, True), (wrong, False)):
+        sealing = replace(record, stored=dict(record.stored) | {"spool/notes.bin": b"x" + key._sealing_key.private_bytes_raw()})
         left = replace(record, stored=dict(record.stored) | {"spool/notes.bin": b"x" + key._ring_key.words().tobytes()})
         if found:
+            assert sealing.key_at_server
             assert left.key_at_server
             seen = view(left, known, SERVER, target="canary_1", insider="canary_2")
             assert isinstance(analytic(seen.observation), Reconstruction)
@@ -164,9 +166,11 @@ def test_a_key_of_one_attempt_among_the_servers_files_is_found_and_opens_that_at
             with pytest.raises(ValueError, match="expected only messages"):
                 _ = left.key_at_server
     upload = decode_upload(record._message("upload-canary_1"), record.context, record._key_id).vector
-    assert isinstance(upload, WholeVector)
+    assert isinstance(upload, SealedVector)
     total = RunningSum(layout=upload.layout, params=record.params, key_id=record._key_id)
-    total.add(1, upload)
+    total.add(1, right.unseal(upload, sender="canary_1"))
+    with pytest.raises(InvalidMessageError):
+        wrong.unseal(upload, sender="canary_1")
     opened = right.open_sum(total.total(), coefficients=(1,)) * record.params.step
     np.testing.assert_array_equal(opened, record.update_of("canary_1").values)
     with pytest.raises(DecryptionError):

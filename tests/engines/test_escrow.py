@@ -1,6 +1,6 @@
 """`EscrowKey` through the engine: the key holder computes the sum itself, and nobody else can open anything."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from privfed.aggregation.private_weights import PrivateWeights
-from privfed.aggregation.robust import FLTrust
+from privfed.aggregation.robust import FLTrust, GeometricMedian
 from privfed.aggregation.rules import MultiKrum
 from privfed.aggregation.server_optimizer import FedAdam, ServerOptimizer, ServerSgd
 from privfed.agreement import Validator
@@ -23,6 +23,7 @@ from privfed.errors import (
     AlreadyOpenedError,
     CohortError,
     DamagedFileError,
+    DecryptionError,
     InvalidMessageError,
     OpeningRefusedError,
     RoundMismatchError,
@@ -35,16 +36,18 @@ from privfed.he._seal_public import members, saved
 from privfed.he._seal_public import ring as ring_of
 from privfed.he._seal_secret import SumKey, transform
 from privfed.he.codec import gather, pack_words, unpack_words
-from privfed.he.escrow import RunningSum, WholeVector
+from privfed.he.escrow import HolderKey, RunningSum, SealedVector, WholeVector, seal_vector, sealed_info
 from privfed.he.escrow_secret import EscrowKey, encrypt_to_holder
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
+from privfed.hpke import SEALED_OVERHEAD_BYTES
 from privfed.identity import Identity
 from privfed.release import open_release
 from privfed.round import run_round
 from privfed.round_record import Stage
 from privfed.server import Server
+from privfed.session import outbox_name
 from privfed.training.model import mlp
 from privfed.training.scaffold import Scaffold
 from privfed.update import Update
@@ -237,12 +240,21 @@ class Collusion:
         return {name: self.parties[name].upload(self.context) for name in names}
 
     def vector(self, upload: bytes) -> WholeVector:
-        vector = decode_upload(upload, self.context, self.key_id).vector
-        assert isinstance(vector, WholeVector)
-        return vector
+        """The ciphertexts in an upload with the seal taken off, as the key holder alone can."""
+        update = decode_upload(upload, self.context, self.key_id)
+        assert isinstance(update.vector, SealedVector)
+        return self.holder._attempt_key(self.context).unseal(update.vector, sender=update.sender)
+
+    def encode(self, vector: WholeVector) -> bytes:
+        """The insider's upload with ciphertexts of its choice, sealed as they should be."""
+        sealed = seal_vector(vector, self.holder_key, sender=self.INSIDER)
+        return encode_upload(self.context, self.insider, Update(sender=self.INSIDER, round=0, vector=sealed))
 
     def cancelling(self, uploads: dict[str, bytes]) -> bytes:
-        """The insider's upload that takes those of others out of the sum: an encryption of minus theirs, over its own weight."""
+        """The insider's upload that takes those of others out of the sum: an encryption of minus theirs, over its own weight.
+
+        The pair cannot take the seals off; here it is given what is behind them.
+        """
         layout, params = self.agreement.sent_layout, self.agreement.params
         modulus, inverse = params.modulus, pow(self.weights[self.INSIDER], -1, params.modulus)
 
@@ -257,8 +269,7 @@ class Collusion:
         for chunk in range(len(base.chunks)):
             taken: Any = sum(weight * (words(fresh, chunk) - words(vector, chunk)) for weight, vector, fresh in others)
             chunks.append(pack_words(((words(base, chunk) + inverse * taken) % modulus).astype(np.uint64), params))
-        vector = WholeVector(layout=layout, params=params, key_id=self.key_id, chunks=tuple(chunks))
-        return encode_upload(self.context, self.insider, Update(sender=self.INSIDER, round=0, vector=vector))
+        return self.encode(WholeVector(layout=layout, params=params, key_id=self.key_id, chunks=tuple(chunks)))
 
     def digest(self, uploads: dict[str, bytes]) -> RoundDigest:
         names = tuple(name for name in self.parties if name in uploads)
@@ -330,11 +341,11 @@ def test_one_client_together_with_the_server_cannot_open_an_upload(
     assert np.array_equal(collusion.read(opened), collusion.weights["bank_0"] * victim)
 
 
-def test_a_client_whose_upload_decrypts_to_the_key_reads_every_upload_together_with_the_server(non_private: Make) -> None:
-    """What is not claimed: zero is encrypted, and a multiple of the grid added to its second polynomial, which is opened times the key.
+def test_a_client_whose_upload_decrypts_to_the_key_reads_no_upload_together_with_the_server(non_private: Make) -> None:
+    """It gets the key: zero is encrypted, and a multiple of the grid added to its second polynomial, which is opened times the key.
 
     The upload was committed to before any other was seen, and everybody approves it. With the ternary key in the largest grid points, the
-    other updates beside it are rounding errors.
+    other updates beside it are rounding errors. As a control the pair is given the ciphertexts that the uploads seal: it reads each.
     """
     with Simulation(non_private(count=4, weights=(1.0, 2.0, 3.0, 2.0), **terms()), mlp(inputs=4, hidden=(1024,))) as simulation:
         collusion = Collusion(simulation)
@@ -344,7 +355,7 @@ def test_a_client_whose_upload_decrypts_to_the_key_reads_every_upload_together_w
         words = unpack_words(zero.chunks[0], params).astype(object)
         words[degree:] += params.amplitude << params.guard_bits  # the constant's transform is that constant
         vector = replace(zero, chunks=(pack_words((words % params.modulus).astype(np.uint64), params), *zero.chunks[1:]))
-        crafted = encode_upload(collusion.context, collusion.insider, Update(sender=collusion.INSIDER, round=0, vector=vector))
+        crafted = collusion.encode(vector)
         commitments = collusion.second(crafted)
         uploads = collusion.hand_out(commitments, *collusion.HONEST) | {collusion.INSIDER: crafted}
         digest = collusion.digest(uploads)
@@ -356,12 +367,99 @@ def test_a_client_whose_upload_decrypts_to_the_key_reads_every_upload_together_w
         with transform(ring) as plaintexts:
             body = members(saved(plaintexts(secret.reshape(1, degree))[0]))
         key = SumKey(ring, np.frombuffer(body[-8 * degree :], "<u8"))
+
+        def read(ciphertexts: Sequence[bytes]) -> Any:
+            points = [gather(key.decrypt_unrounded(unpack_words(chunk, params)), params) / 2**params.guard_bits for chunk in ciphertexts]
+            return np.rint(np.concatenate(points)[: layout.size]).astype(np.int64)
+
         for name in collusion.HONEST:
-            chunks = collusion.vector(uploads[name]).chunks
-            points = [gather(key.decrypt_unrounded(unpack_words(chunk, params)), params) / 2**params.guard_bits for chunk in chunks]
-            read = np.rint(np.concatenate(points)[: layout.size]).astype(np.int64)
-            assert np.count_nonzero(read)
-            assert np.array_equal(read, collusion.truth(uploads[name]))
+            truth = collusion.truth(uploads[name])
+            assert np.count_nonzero(truth)
+            assert np.array_equal(read(collusion.vector(uploads[name]).chunks), truth)
+            for taken in windows(collusion, uploads[name]):
+                assert np.mean(read(taken) == truth) < 1e-3  # a grid of 2^23 points is hit by chance once in 8 million
+
+
+def windows(collusion: Collusion, upload: bytes) -> list[tuple[bytes, ...]]:
+    """What of a sealed upload could be taken for its ciphertexts: as it stands there, before and behind what a seal adds.
+
+    Where a word is not below the modulus, which ciphertexts cannot have, it is taken modulo that.
+    """
+    vector = decode_upload(upload, collusion.context, collusion.key_id).vector
+    params = collusion.agreement.params
+    size, places = params.sum_chunk_bytes, range(0, SEALED_OVERHEAD_BYTES + 1, 16)
+
+    def fitted(data: bytes) -> bytes:
+        numbers = np.zeros((2 * params.poly_modulus_degree, 8), np.uint8)
+        width = size // len(numbers)
+        numbers[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)
+        return pack_words(numbers.reshape(-1).view("<u8") % np.uint64(params.modulus), params)
+
+    return [tuple(fitted(chunk[place : place + size]) for chunk in vector.chunks) for place in places]
+
+
+@pytest.mark.parametrize("scored", [False, True], ids=["sums", "products"])
+def test_who_has_the_key_under_which_an_attempt_is_encrypted_opens_none_of_its_uploads(
+    model: torch.nn.Module, non_private: Make, scored: bool
+) -> None:
+    """However it came by it. Nothing that it has beside the key opens a seal, and no other sender's upload can be sent as its own."""
+    options = {"keys": EscrowKey.generate(), "params": ProductParams.escrow(), "rule": GeometricMedian()} if scored else terms()
+    with Simulation(non_private(count=4, **options), model) as simulation:
+        collusion = Collusion(simulation)
+        uploads = collusion.hand_out(collusion.first, *collusion.HONEST)
+        right = collusion.holder._attempt_key(collusion.context)
+        pair = EscrowKey.generate().attempt_key(binding=collusion.context.digest, params=collusion.agreement.params)
+        pair._ring_key = right._ring_key
+        for name in collusion.HONEST:
+            sealed = decode_upload(uploads[name], collusion.context, collusion.key_id).vector
+            assert isinstance(sealed, SealedVector)
+            assert right.unseal(sealed, sender=name)
+            with pytest.raises(InvalidMessageError):
+                pair.unseal(sealed, sender=name)
+            with pytest.raises(InvalidMessageError):
+                right.unseal(sealed, sender=collusion.INSIDER)
+            for party in collusion.parties.values():
+                session: Any = party.session
+                with pytest.raises(InvalidMessageError):
+                    session.party.unseal(sealed.chunks[0], info=sealed_info(collusion.context.digest, sender=name, place=0))
+        # What the server stores, and what it and the insider see, has no ciphertext of an honest client in it.
+        chunks = [chunk for name in collusion.HONEST for chunk in collusion.vector(uploads[name]).chunks]
+        seen = b"".join([*uploads.values(), collusion.first])
+        assert not any(chunk[start : start + 32] in seen for chunk in chunks for start in (0, 4096))
+
+
+def test_an_upload_whose_seal_is_broken_or_anothers_opens_nothing_and_is_named(collusion: Collusion) -> None:
+    """The server cannot see it, and so everybody has committed to it and approved it when the key holder refuses."""
+    stored = {name: party.session._outbox.get(outbox_name(collusion.context)) for name, party in collusion.parties.items()}
+    own = collusion.vector(stored[collusion.INSIDER])
+    sealed = seal_vector(own, collusion.holder_key, sender=collusion.INSIDER)
+    flipped = bytes([sealed.chunks[0][0] ^ 1]) + sealed.chunks[0][1:]
+    transparent = replace(own, chunks=(bytes(len(own.chunks[0])), *own.chunks[1:]))
+    anothers = EscrowKey.generate().attempt_key(binding=collusion.context.digest, params=own.params)
+    other = replace(collusion.holder_key, encryption_key=anothers.encryption_key)
+    later = replace(collusion.holder_key, binding=replace(collusion.context, attempt=1).digest)
+    crafted = (
+        replace(sealed, chunks=(flipped, *sealed.chunks[1:])),
+        seal_vector(transparent, collusion.holder_key, sender=collusion.INSIDER),
+        seal_vector(own, other, sender=collusion.INSIDER),
+        seal_vector(own, later, sender=collusion.INSIDER),
+        # What another client sealed. It is not handed out before the commitments, and would be of no use if it were.
+        decode_upload(stored["bank_0"], collusion.context, collusion.key_id).vector,
+    )
+    for vector in crafted:
+        upload = encode_upload(collusion.context, collusion.insider, Update(sender=collusion.INSIDER, round=0, vector=vector))
+        commitments = collusion.second(upload)
+        uploads = stored | {collusion.INSIDER: upload}
+        digest = collusion.digest(uploads)
+        approvals = [encode_approval(collusion.context, collusion.identities[name], digest) for name in collusion.parties]
+        request = collusion.request(digest, approvals, commitments)
+        with pytest.raises(DecryptionError, match="what 'bank_3' signed was not sealed by it .* nothing was decrypted; leave it out"):
+            collusion.holder.open(collusion.context, request, uploads.__getitem__)
+    uploads[collusion.INSIDER] = collusion.encode(own)
+    digest = collusion.digest(uploads)
+    approvals = [encode_approval(collusion.context, collusion.identities[name], digest) for name in collusion.parties]
+    request = collusion.request(digest, approvals, collusion.second(uploads[collusion.INSIDER]))
+    assert np.count_nonzero(collusion.read(collusion.holder.open(collusion.context, request, uploads.__getitem__)))
 
 
 def test_a_server_that_shows_clients_different_commitments_gets_no_approval_of_all(collusion: Collusion) -> None:
@@ -482,7 +580,7 @@ def test_a_server_takes_one_commitment_of_each_client_and_the_upload_that_it_nam
         session: Any = parties["bank_3"].session
         for upload in (
             session._outbox.get(f"{context.agreement.session.hex()}-0-0"),
-            _other_upload(context, identities["bank_0"], holder_key.public_key),
+            _other_upload(context, identities["bank_0"], holder_key),
         ):
             with pytest.raises(CohortError, match="is not the one of its closed commitment; it was dropped"):
                 server.receive_upload(upload)
@@ -504,10 +602,11 @@ def test_a_server_takes_one_commitment_of_each_client_and_the_upload_that_it_nam
             party.open(context, server.result())
 
 
-def _other_upload(context: Any, identity: Identity, public_key: bytes) -> bytes:
+def _other_upload(context: Any, identity: Identity, holder_key: HolderKey) -> bytes:
     agreement = context.agreement
     zero = np.zeros(agreement.sent_layout.size, np.int64)
-    vector = encrypt_to_holder(zero, agreement.sent_layout, agreement.params, public_key)
+    whole = encrypt_to_holder(zero, agreement.sent_layout, agreement.params, holder_key.public_key)
+    vector = seal_vector(whole, holder_key, sender=identity.name)
     return encode_upload(context, identity, Update(sender=identity.name, round=context.round, vector=vector))
 
 

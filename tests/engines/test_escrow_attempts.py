@@ -21,8 +21,9 @@ from privfed.errors import (
     OpeningRefusedError,
     RoundMismatchError,
 )
-from privfed.he.escrow import RunningSum, WholeVector
-from privfed.he.escrow_secret import EscrowKey
+from privfed.he.escrow import RunningSum, SealedVector, WholeVector, public_key_id, seal_vector
+from privfed.he.escrow_secret import AttemptKey, EscrowKey
+from privfed.he.params import CkksParams
 from privfed.message import Kind, seal
 from privfed.protect import protect
 from privfed.release import open_release
@@ -73,7 +74,13 @@ def test_one_client_together_with_the_server_adds_nothing_of_an_earlier_attempt_
     """It commits to what the victim uploaded before, as its own. Under one key for all, that is in the sum: bit for bit, at its weight."""
     if keys == "one for all attempts":
         real = EscrowKey.attempt_key
-        monkeypatch.setattr(EscrowKey, "attempt_key", lambda self, *, binding, params: real(self, binding=bytes(32), params=params))
+
+        def one_for_all(self: EscrowKey, *, binding: bytes, params: CkksParams) -> AttemptKey:
+            key = real(self, binding=binding, params=params)
+            key._ring_key = real(self, binding=bytes(32), params=params)._ring_key
+            return key
+
+        monkeypatch.setattr(EscrowKey, "attempt_key", one_for_all)
     encrypted = simulation.encrypted
     parties, holder, insider = encrypted.participants, encrypted.holder, encrypted._site.clients[INSIDER]
     before = encrypted.context(0)
@@ -83,7 +90,8 @@ def test_one_client_together_with_the_server_adds_nothing_of_an_earlier_attempt_
     else:
         hold_until_upload(simulation, before)
         stolen, context = parties["bank_0"].upload(before), encrypted.context(0, attempt=1)
-    old = vector_of(stolen, before, decode_holder_key(holder.announce_key(before), before).key_id)
+    # With the seal taken off, as the pair cannot do.
+    old = vector_of(holder, stolen, before, decode_holder_key(holder.announce_key(before), before).key_id)
 
     server = server_of(simulation, context)
     server.receive_holder_key(holder.announce_key(context))
@@ -91,10 +99,12 @@ def test_one_client_together_with_the_server_adds_nothing_of_an_earlier_attempt_
         party.take_key(context, server.holder_key())
         server.receive_setup(party.setup(context))
     server.start_uploads()
-    key_id = decode_holder_key(server.holder_key(), context).key_id
+    holder_key = decode_holder_key(server.holder_key(), context)
+    key_id = holder_key.key_id
     for name in HONEST:
         server.receive_commitment(parties[name].commit(context))
-    replayed = Update(sender=INSIDER, round=context.round, vector=replace(old, key_id=key_id))
+    sealed = seal_vector(replace(old, key_id=key_id), holder_key, sender=INSIDER)
+    replayed = Update(sender=INSIDER, round=context.round, vector=sealed)
     crafted = encode_upload(context, insider, replayed)
     server.receive_commitment(encode_commitment(context, insider, hash_message(crafted), key_id=key_id))
     server.close_commitments()
@@ -120,16 +130,16 @@ def test_one_client_together_with_the_server_adds_nothing_of_an_earlier_attempt_
     total = open_release(release, context, parties[INSIDER].session.party, digest=message.digest.digest(context))
     weights = context.agreement.coefficients(context.agreement.roster.names)
     key = holder._attempt_key(context)
-    added = total - sum(weights[name] * read(key, vector_of(uploads[name], context, key_id)) for name in HONEST)
+    added = total - sum(weights[name] * read(key, vector_of(holder, uploads[name], context, key_id)) for name in HONEST)
     victim = read(key, replace(old, key_id=key_id))
     assert np.count_nonzero(victim)
     assert np.array_equal(added, weights[INSIDER] * victim)
 
 
-def vector_of(upload: bytes, context: RoundContext, key_id: bytes) -> WholeVector:
-    vector = decode_upload(upload, context, key_id).vector
-    assert isinstance(vector, WholeVector)
-    return vector
+def vector_of(holder: Any, upload: bytes, context: RoundContext, key_id: bytes) -> WholeVector:
+    update = decode_upload(upload, context, key_id)
+    assert isinstance(update.vector, SealedVector)
+    return holder._attempt_key(context).unseal(update.vector, sender=update.sender)
 
 
 def read(key: Any, vector: WholeVector) -> Any:
@@ -151,8 +161,9 @@ def test_every_attempt_history_and_session_has_another_key_and_each_is_announced
     announced = [holder.announce_key(context) for context in contexts]
     assert announced == [holder.announce_key(context) for context in contexts]
     assert len({decode_holder_key(data, context).key_id for data, context in zip(announced, contexts, strict=True)}) == len(contexts)
-    words = {holder._attempt_key(context)._ring_key.words().tobytes() for context in contexts}
-    assert len(words) == len(contexts)
+    keys = [holder._attempt_key(context) for context in contexts]
+    assert len({key._ring_key.words().tobytes() for key in keys}) == len(contexts)
+    assert len({key.encryption_key for key in keys}) == len(contexts)
     for data, context in zip(announced[1:], others, strict=True):
         with pytest.raises((RoundMismatchError, HistoryMismatchError)):
             decode_holder_key(data, first)
@@ -168,10 +179,11 @@ def test_a_client_takes_one_key_that_the_agreed_holder_signed_and_encrypts_to_no
         with pytest.raises(OpeningRefusedError, match="key for this attempt at round 0 has not come to 'bank_0'; nothing was done"):
             step(context)
     announced = holder.announce_key(context)
-    public_key = decode_holder_key(announced, context).public_key
+    holder_key = decode_holder_key(announced, context)
+    public_key, encryption_key = holder_key.public_key, holder_key.encryption_key
     for identity in (site.server, site.clients["bank_1"]):
         with pytest.raises(ValueError, match="an identity that the roster pins for HOLDER_KEY"):
-            encode_holder_key(context, identity, public_key)
+            encode_holder_key(context, identity, public_key, encryption_key)
         with pytest.raises(InvalidMessageError):
             bank.take_key(context, announced[:-64] + identity.sign(announced[:-64]))
     flipped = bytearray(announced)
@@ -179,21 +191,28 @@ def test_a_client_takes_one_key_that_the_agreed_holder_signed_and_encrypts_to_no
     for wrong in (bytes(flipped), announced[:-1], b"", encode_setup(context, site.clients["bank_0"], bytes(16))):
         with pytest.raises(InvalidMessageError):
             bank.take_key(context, wrong)
-    # Signed by the holder, and no key: another name than its own, a transparent one, another length.
-    for key_id, payload in ((bytes(16), public_key), (None, bytes(len(public_key))), (None, public_key[:-1])):
-        from privfed.he.escrow import public_key_id
-
-        signed = seal(context, site.holder, Kind.HOLDER_KEY, key_id=key_id or public_key_id(payload), payload=payload)
+    # Signed by the holder, and no key: another name than its own, a transparent one, one of small order, other lengths.
+    for key_id, public, sealing in (
+        (bytes(16), public_key, encryption_key),
+        (None, bytes(len(public_key)), encryption_key),
+        (None, public_key, bytes(32)),
+        (None, public_key[:-1], encryption_key),
+        (None, public_key, encryption_key[:-1]),
+        (None, public_key, b""),
+    ):
+        signed = seal(context, site.holder, Kind.HOLDER_KEY, key_id=key_id or public_key_id(public), payload=public + sealing)
         with pytest.raises(InvalidMessageError):
             bank.take_key(context, signed)
     with pytest.raises(RoundMismatchError, match="attempt 1, and not to round 0, attempt 0"):
         bank.take_key(context, holder.announce_key(later))
     with pytest.raises(ValueError, match="expected a public key of 57344 bytes, got 3"):
-        encode_holder_key(context, site.holder, b"abc")
+        encode_holder_key(context, site.holder, b"abc", encryption_key)
+    with pytest.raises(ValueError, match="expected an X25519 public key of 'key_holder', 32 bytes and not of small order"):
+        encode_holder_key(context, site.holder, public_key, bytes(32))
     bank.take_key(context, announced)
     bank.take_key(context, announced)
     commit = bank.commit(context)
-    other = encode_holder_key(context, site.holder, holder._attempt_key(context).public_key())
+    other = encode_holder_key(context, site.holder, holder._attempt_key(context).public_key(), encryption_key)
     with pytest.raises(
         OpeningRefusedError, match="another key of the key holder for round 0 came to 'bank_0' before; this one was dropped"
     ):
@@ -251,8 +270,9 @@ def test_a_server_hands_on_one_key_and_takes_setups_for_it_alone(simulation: Any
         server.receive_holder_key(announced[:-1])
     server.receive_holder_key(announced)
     server.receive_holder_key(announced)
+    key = holder._attempt_key(context)
     with pytest.raises(CohortError, match="another key of the key holder came before; this one was dropped"):
-        server.receive_holder_key(encode_holder_key(context, site.holder, holder._attempt_key(context).public_key()))
+        server.receive_holder_key(encode_holder_key(context, site.holder, key.public_key(), key.encryption_key))
     assert server.holder_key() == announced
     with pytest.raises(RoundMismatchError, match="'bank_1' belongs to another key"):
         server.receive_setup(encode_setup(context, site.clients["bank_1"], bytes(16)))

@@ -28,13 +28,14 @@ from privfed.dp.mechanism import GaussianRelease
 from privfed.dp.statement import PrivacyStatement
 from privfed.errors import InvalidMessageError, PrivFedError
 from privfed.he.additive import check_chunk
-from privfed.he.escrow import public_key_id
+from privfed.he.escrow import SealedVector, public_key_id, sealed_info
 from privfed.he.params import CkksParams
 from privfed.he.product import MaskedProducts
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey, encrypt
 from privfed.he.threshold import key_id
 from privfed.he.threshold_key import ThresholdKey
+from privfed.hpke import seal_to
 from privfed.identity import SIGNATURE_BYTES, Identity, Roster
 from privfed.keys.chain import KeyChain
 from privfed.keys.party import Party
@@ -297,10 +298,27 @@ class Session:
             "whole-upload": target(
                 held, bank, Kind.UPLOAD, self.held.messages[Kind.UPLOAD], lambda data: decode_upload(data, held, held_key)
             ),
+            "sealed-chunk": self._sealed_chunk(),
             "held-request": target(
                 held, self.server, Kind.REQUEST, self.held.messages[Kind.REQUEST], lambda data: decode_request(data, held, held_key)
             ),
         }
+
+    def _sealed_chunk(self) -> Target:
+        """What a client of the session sealed to the key holder, past the signature and the seal."""
+        held, key, bank = self.held.context, self.held.key, self.banks[0]
+        params, layout, key_id = held.agreement.params, held.agreement.sent_layout, public_key_id(self.held.public_key)
+        update = decode_upload(self.held.messages[Kind.UPLOAD], held, key_id)
+        assert isinstance(update.vector, SealedVector)
+        sample = key.unseal(update.vector, sender=bank.name).chunks[0]
+
+        def run(data: bytes) -> None:
+            fitted = data[: len(sample)].ljust(len(sample), b"\0")
+            chunk = seal_to(fitted, key.encryption_key, info=sealed_info(held.digest, sender=bank.name, place=0))
+            with suppress(PrivFedError):
+                key.unseal(SealedVector(layout=layout, params=params, key_id=key_id, chunks=(chunk,)), sender=bank.name)
+
+        return Target(run=run, samples=(sample,))
 
     def header(self) -> Target:
         """A whole body, header included, that a party signed."""

@@ -16,6 +16,7 @@ NAMES = (
         "answer",
         "quorum-aggregate",
         "whole-upload",
+        "sealed-chunk",
         "held-request",
         "agreement-held",
         "agreement-quorum",

@@ -17,7 +17,16 @@ from privfed.errors import (
     UnsupportedInThisModeError,
 )
 from privfed.he.codec import gather, pack_words, unpack_words
-from privfed.he.escrow import HolderKey, RunningSum, WholeVector, check_escrow_params, check_whole_chunk, public_key_id
+from privfed.he.escrow import (
+    HolderKey,
+    RunningSum,
+    SealedVector,
+    WholeVector,
+    check_escrow_params,
+    check_whole_chunk,
+    public_key_id,
+    seal_vector,
+)
 from privfed.he.escrow_secret import AttemptKey, EscrowKey, encrypt_to_holder
 from privfed.he.params import CkksParams, asymmetric_noise_variance
 from privfed.update import Layout
@@ -157,11 +166,13 @@ def test_a_sum_with_a_ciphertext_of_another_attempt_in_it_does_not_open(stored: 
 
 
 def test_a_public_key_names_its_attempt(public: bytes) -> None:
-    key = HolderKey(binding=BINDING, public_key=public)
+    key = HolderKey(binding=BINDING, public_key=public, encryption_key=bytes(32))
     assert key.key_id == public_key_id(public)
     assert repr(key) == f"HolderKey({key.key_id.hex()})"
     with pytest.raises(ValueError, match="a binding of 32 bytes, got 3"):
-        HolderKey(binding=b"abc", public_key=public)
+        HolderKey(binding=b"abc", public_key=public, encryption_key=bytes(32))
+    with pytest.raises(ValueError, match="expected an encryption key of 32 bytes, got 3"):
+        HolderKey(binding=BINDING, public_key=public, encryption_key=b"abc")
 
 
 def test_what_does_not_belong_together_is_not_added(stored: EscrowKey, key: AttemptKey, public: bytes) -> None:
@@ -222,3 +233,33 @@ def test_the_key_is_kept_in_a_file_of_its_owner_and_shows_nothing(stored: Escrow
                 take(secret)
     with pytest.raises(ValueError, match="32 bytes"):
         EscrowKey(secret=b"")
+
+
+def test_a_sealed_vector_opens_for_its_sender_attempt_and_places_alone(stored: EscrowKey, key: AttemptKey, public: bytes) -> None:
+    holder_key = HolderKey(binding=BINDING, public_key=public, encryption_key=key.encryption_key)
+    grid = np.arange(LAYOUT.size, dtype=np.int64)
+    vector = encrypt_to_holder(grid, LAYOUT, PARAMS, public)
+    sealed = seal_vector(vector, holder_key, sender="bank_0")
+    assert key.unseal(sealed, sender="bank_0") == vector
+    assert stored.attempt_key(binding=BINDING, params=PARAMS).unseal(sealed, sender="bank_0") == vector
+    assert [len(chunk) for chunk in sealed.chunks] == [PARAMS.sum_chunk_bytes + 48] * 3
+    assert repr(sealed) == "SealedVector(size=9000, chunks=3)"
+    swapped = replace(sealed, chunks=(sealed.chunks[1], sealed.chunks[0], sealed.chunks[2]))
+    damaged = replace(sealed, chunks=(*sealed.chunks[:2], sealed.chunks[2][:-1] + bytes([sealed.chunks[2][-1] ^ 1])))
+    empty = replace(vector, chunks=(bytes(PARAMS.sum_chunk_bytes), *vector.chunks[1:]))
+    hiding_nothing = seal_vector(empty, holder_key, sender="bank_0")
+    # As one client's name ends where the place begins, no two bindings are the same bytes.
+    for wrong, sender in ((sealed, "bank_1"), (sealed, "bank_0\0"), (swapped, "bank_0"), (damaged, "bank_0"), (hiding_nothing, "bank_0")):
+        with pytest.raises(InvalidMessageError):
+            key.unseal(wrong, sender=sender)
+    for other in (stored.attempt_key(binding=bytes(32), params=PARAMS), EscrowKey.generate().attempt_key(binding=BINDING, params=PARAMS)):
+        with pytest.raises(InvalidMessageError):
+            other.unseal(sealed, sender="bank_0")
+    with pytest.raises(ParametersMismatchError, match="other parameters than the key of this attempt; nothing was decrypted"):
+        stored.attempt_key(binding=BINDING, params=CkksParams.escrow(bound=2.0)).unseal(sealed, sender="bank_0")
+    with pytest.raises(RoundMismatchError, match="another key than it is to be sealed for; nothing was sealed"):
+        seal_vector(replace(vector, key_id=bytes(16)), holder_key, sender="bank_0")
+    with pytest.raises(ValueError, match="expected a key id of 16 bytes"):
+        SealedVector(layout=LAYOUT, params=PARAMS, key_id=b"", chunks=())
+    with pytest.raises(ValueError, match="expected 3 chunks of 57392 bytes for this layout"):
+        SealedVector(layout=LAYOUT, params=PARAMS, key_id=bytes(16), chunks=vector.chunks)

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from privfed.errors import InvalidMessageError, KeyRefusedError
+from privfed.hpke import SEALED_OVERHEAD_BYTES
 from privfed.identity import Identity
-from privfed.keys.party import SEALED_OVERHEAD_BYTES, Party, create_server, read_public, seal
+from privfed.keys.party import Party, create_server, read_public, seal
 from tests.hostile import mutated, mutations
 from tests.keys.conftest import new_party
 
