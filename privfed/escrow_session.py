@@ -22,7 +22,7 @@ class EscrowSession(ClientSession):
     """One client's side of a session with a key holder.
 
     It encrypts to the public key that the agreed holder signed for this very attempt, and it takes one of these: nothing of an earlier
-    attempt can be added to a sum.
+    attempt can be added to a sum. It seals what comes of it to the other one, so that nobody but the holder can decrypt it with any key.
 
     It hands out its upload when it holds the commitments of all clients to theirs, and approves a sum of exactly these and no others: so
     nobody chose an upload that depends on this one. What it committed to and what it saw of the others is in its outbox, and stays.

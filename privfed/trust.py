@@ -51,7 +51,7 @@ class ThresholdTrust:
 
 @dataclass(frozen=True, kw_only=True)
 class EscrowTrust:
-    """The terms of `EscrowKey`: who the key holder is, and how it reaches the clients. For each attempt it signs a public key.
+    """The terms of `EscrowKey`: who the key holder is, and how it reaches the clients. For each attempt it signs its public keys.
 
     Args:
         holder: Name and signing key of the key holder, as pinned.
@@ -82,7 +82,7 @@ class EscrowTrust:
         """SHA-256 over all of it, 32 bytes."""
         name = self.holder.name.encode()
         state = len(name).to_bytes(2, "big") + name + self.holder.public_key
-        return hashlib.sha256(b"privfed escrow trust v2" + state + _key_fields(self.encryption_keys)).digest()
+        return hashlib.sha256(b"privfed escrow trust v3" + state + _key_fields(self.encryption_keys)).digest()
 
 
 Trust = ThresholdTrust | EscrowTrust

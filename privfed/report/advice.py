@@ -82,9 +82,8 @@ def _protection(report: Report) -> list[Point]:
         points.append(Point(tone=Tone.CAUTION, lead="Count the server among those who know the model.", text=text))
     if history.mode == "EscrowKey":
         text = (
-            "In this trust mode the key holder gets every upload and could open each, if it did not keep to the protocol; and a client "
-            "that does not keep to it could open them together with the server. Let a party hold the key whom every client would show its "
-            "update, and another one run the server, that no client controls."
+            "In this trust mode the key holder gets every upload and could open each, if it did not keep to the protocol. Let a party hold "
+            "the key whom every client would show its update."
         )
         points.append(Point(tone=Tone.CAUTION, lead="Choose the key holder with care.", text=text))
     return points

@@ -17,6 +17,7 @@ from privfed.engines.exchange import TimeOuts
 from privfed.errors import AgreementMismatchError, CohortError, DamagedFileError, FolderInUseError, OpeningRefusedError
 from privfed.files import FolderLock
 from privfed.he.codec import pack_words
+from privfed.he.escrow import WholeVector, seal_vector
 from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
@@ -294,8 +295,9 @@ def test_nobody_trains_while_the_key_holder_is_away(tmp_path: Path) -> None:
         assert [record.round for record in run(deployed, exchange, rounds=2)] == [1]
 
 
+@pytest.mark.parametrize("broken_at", ["ciphertext", "seal"])
 def test_an_upload_that_the_key_holder_cannot_open_stops_the_run_before_another_round_is_charged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken_at: str
 ) -> None:
     """Whose it was the sum does not say: a client whose upload is no encryption would have every round of the others charged in vain."""
 
@@ -304,9 +306,14 @@ def test_an_upload_that_the_key_holder_cannot_open_stops_the_run_before_another_
         if (update.sender, update.round) != ("bank_1", 0):
             return protected
         vector: Any = protected.update.vector
-        words = np.random.default_rng(0).integers(1, vector.params.modulus, 2 * vector.params.poly_modulus_degree).astype(np.uint64)
-        chunks = (pack_words(words, vector.params),) * len(vector.chunks)
-        return replace(protected, update=replace(protected.update, vector=replace(vector, chunks=chunks)))
+        if broken_at == "seal":
+            sealed = replace(vector, chunks=tuple(bytes(len(chunk)) for chunk in vector.chunks))
+        else:
+            words = np.random.default_rng(0).integers(1, vector.params.modulus, 2 * vector.params.poly_modulus_degree).astype(np.uint64)
+            chunks = (pack_words(words, vector.params),) * len(vector.chunks)
+            whole = WholeVector(layout=vector.layout, params=vector.params, key_id=vector.key_id, chunks=chunks)
+            sealed = seal_vector(whole, keys["round_key"], sender=update.sender)
+        return replace(protected, update=replace(protected.update, vector=sealed))
 
     monkeypatch.setattr("privfed.escrow_session.protect", broken)
     deployed = deploy(tmp_path, **MODES["EscrowKey"]())

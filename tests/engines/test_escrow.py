@@ -413,7 +413,12 @@ def test_who_has_the_key_under_which_an_attempt_is_encrypted_opens_none_of_its_u
         for name in collusion.HONEST:
             sealed = decode_upload(uploads[name], collusion.context, collusion.key_id).vector
             assert isinstance(sealed, SealedVector)
-            assert right.unseal(sealed, sender=name)
+            # The control: beside the ciphertexts themselves the key is all that it takes.
+            total = RunningSum(layout=sealed.layout, params=sealed.params, key_id=sealed.key_id)
+            total.add(1, right.unseal(sealed, sender=name))
+            truth = pair.open_sum(total.total(), coefficients=(1,))
+            assert np.count_nonzero(truth)
+            assert np.array_equal(truth, collusion.truth(uploads[name]))
             with pytest.raises(InvalidMessageError):
                 pair.unseal(sealed, sender=name)
             with pytest.raises(InvalidMessageError):

@@ -332,6 +332,27 @@ CATALOGUE: tuple[Mutation, ...] = (
         ("tests/he/test_escrow.py", "tests/engines/test_escrow_attempts.py"),
     ),
     Mutation(
+        "the key holder has one key to seal to for all attempts",
+        "privfed/he/escrow_secret.py",
+        'b"privfed escrow sealing key v1", binding)',
+        'b"privfed escrow sealing key v1")',
+        ("tests/engines/test_escrow_attempts.py",),
+    ),
+    Mutation(
+        "the key holder opens what one client sealed as that of another",
+        "privfed/he/escrow.py",
+        'len(name).to_bytes(2, "big") + name + place',
+        "place",
+        ("tests/he/test_escrow.py", "tests/engines/test_escrow.py"),
+    ),
+    Mutation(
+        "the key holder adds up whatever was sealed",
+        "privfed/he/escrow_secret.py",
+        "            check_whole_chunk(chunk, vector.params)",
+        "            pass",
+        ("tests/he/test_escrow.py", "tests/engines/test_escrow.py"),
+    ),
+    Mutation(
         "a client takes another key of the key holder in the middle of an attempt",
         "privfed/escrow_session.py",
         "            self._outbox.put(_key_name(context), data)",
