@@ -45,6 +45,7 @@ from privfed.he.secret import SharedKey
 FAILED = 1
 BANKS = ("bank_a", "bank_b", "bank_c")
 ONE_PROCESS, THREADS, FLARE, FLOWER = "one process", "nodes in threads", "FLARE", "Flower"
+ENGINES = {"one-process": ONE_PROCESS, "threads": THREADS, "flare": FLARE, "flower": FLOWER}
 HIDDEN = {"fraud": (64, 48), "1M": (1024, 964), "10M": (3200, 3113)}
 """Widths of the hidden layers of each model: 3,873, 1,000,329 and 10,003,027 parameters."""
 _QUICK = (16,)
@@ -406,8 +407,8 @@ def page(outcomes: list[Outcome], *, command: str, rounds: int) -> str:
         "are up, and has the engine's start of a run and the loading of the data in it.",
         "* Messages are what the parties hand to the engine in a round, both ways and for all banks: signed and encrypted uploads, the sum "
         "to each bank, and small ones. On the wire is what the loopback device of a network namespace of its own carried in the same time, "
-        "by round, with TLS, the start of the run, heart beats and polls; FLARE carries every message twice at each end, because a job "
-        "has a process of its own beside that of the party.",
+        "by round, with TLS, the start of the run, heart beats and polls. Over FLARE a message passes it twice: a job has a process of its "
+        "own, behind that of the server.",
         "* Memory is the largest resident set of all processes of a party together, shared pages counted in each.",
         "* Flower's SuperNodes speak to the SuperLink without the proxy in between.",
         "",
@@ -420,7 +421,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model, two rounds, no processes: does it run?")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     model: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(HIDDEN)}; may be repeated. By default the first two.")] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="flare or flower; may be repeated. By default both.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(ENGINES)}; may be repeated. By default all.")] = None,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds of every run.")] = 3,
     output: Annotated[Path | None, typer.Option(help="Folder for the results as a page, engines.md; by default none.")] = None,
 ) -> None:
@@ -430,15 +431,16 @@ def main(
 
     unshare --net sh -c 'ip link set lo up && python -m benchmarks.engines'
 
-    With `--model 10M` a run takes some 10 GB of memory. Exit status: 1 if a run ended in another model than the one in one process.
+    `--model 10M --engine flare` takes some 10 GB of memory.
+
+    Exit status: 1 if a run ended in another model than the one in one process.
     """
-    names = {"flare": FLARE, "flower": FLOWER}
-    if unknown := (set(engine or ()) - set(names)) | (set(model or ()) - set(HIDDEN)):
+    if unknown := (set(engine or ()) - set(ENGINES)) | (set(model or ()) - set(HIDDEN)):
         raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}")
     chosen = {"tiny": _QUICK} if quick else {name: HIDDEN[name] for name in model or ("fraud", "1M")}
-    others = () if quick else tuple(names[name] for name in engine or names)
+    selected = ("one-process", "threads") if quick else engine or tuple(ENGINES)
     rounds = 2 if quick else rounds
-    outcomes = measure(chosen, engines=(ONE_PROCESS, THREADS, *others), rounds=rounds)
+    outcomes = measure(chosen, engines=tuple(name for key, name in ENGINES.items() if key in selected), rounds=rounds)
     wrong = failures(outcomes)
     if as_json:
         typer.echo(json.dumps({"outcomes": [asdict(outcome) for outcome in outcomes], "wrong": wrong}, indent=2))

@@ -17,6 +17,8 @@ BANKS = ("bank_a", "bank_b", "bank_c")
 # What was measured on two idle cores, four times over.
 START_SECONDS = 4 * 15.0
 RUN_SECONDS = 4 * 90.0
+# Flower notices after 63 s at the latest that a SuperNode was killed, and lets nobody in with the same key before.
+FORGOTTEN_SECONDS = 4 * (63.0 + 15.0)
 
 
 def free_port() -> int:
@@ -147,9 +149,9 @@ class Place:
         node, supernode = self.start(name, "start-node.sh"), self.start(name, "start-supernode.sh")
         return node, supernode
 
-    def wait_until_online(self, *supernodes: Started) -> None:
+    def wait_until_online(self, *supernodes: Started, seconds: float = START_SECONDS) -> None:
         for supernode in supernodes:
-            wait_for(lambda supernode=supernode: "SuperNode ID" in supernode.text(), f"{supernode.name} to be let in")
+            wait_for(lambda supernode=supernode: "SuperNode ID" in supernode.text(), f"{supernode.name} to be let in", seconds=seconds)
 
     def run(self, rounds: int, *, seconds: float = RUN_SECONDS) -> subprocess.CompletedProcess[str]:
         """The operator's command, to its end."""

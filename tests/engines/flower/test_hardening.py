@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install privfed
 from privfed import __version__
 from privfed.engines.flower import certificates, scripts
 from privfed.engines.flower.provisioning import _port_problems, write
-from tests.engines.flower.processes import BANKS, Place, free_port, nginx, wait_for
+from tests.engines.flower.processes import BANKS, FORGOTTEN_SECONDS, Place, free_port, nginx, wait_for
 
 pytestmark = pytest.mark.nightly
 
@@ -160,7 +160,7 @@ def test_an_app_outside_the_list_is_refused_at_every_bank_and_the_run_fails(plac
     ours = app.read_text()
     app.write_text(f"open({str(leaked)!r}, 'a').write('x')\n{ours}")
     supernodes = [place.start(name, "start-supernode.sh") for name in BANKS]
-    place.wait_until_online(*supernodes)
+    place.wait_until_online(*supernodes, seconds=FORGOTTEN_SECONDS)  # the key of bank_b was used in the test above
     leaked.unlink(missing_ok=True)  # `flwr run` itself looks into the app
     done = place.run(1)
     assert done.returncode == 1
