@@ -4,16 +4,14 @@ All methods see the same banks, first weights and seeds. Runs are in the clear a
 same updates gives the same model, bit for bit. `python -m benchmarks.alpha_sweep --help` says the rest.
 """
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import drift
 from benchmarks.drift import BANKS, BATCH_SIZE, LEARNING_RATE, METHODS, POSITIVE_WEIGHT, PROXIMAL_WEIGHT, banks_of
@@ -29,8 +27,9 @@ from benchmarks.experiment import (
     Output,
     Quick,
     Source,
-    finite,
     prepare,
+    print_lines,
+    print_table,
     round_bar,
     signed,
     t_interval,
@@ -39,6 +38,7 @@ from benchmarks.experiment import (
 from privfed.data.divergence import divergence_table
 from privfed.data.partition import CONSORTIUM, EXTREME, MODERATE
 from privfed.data.paysim import PRE, features, grouped_split
+from privfed.data.samples import Samples
 
 ALPHAS = (EXTREME, CONSORTIUM, MODERATE)
 
@@ -99,37 +99,29 @@ def run(table: pd.DataFrame, source: Source, size: Size, finished: FinishedRuns)
                 for method in METHODS:
                     bar.update(task, description=f"seed {seed}, alpha {alpha:g}, {method}")
                     key = ("alpha sweep", source.name, size.rounds, size.local_steps, seed, alpha, method)
-                    kept = finished.find(*key)
-                    if kept is not None:
-                        outcomes.append(Outcome(**kept))
-                        bar.advance(task, size.rounds)
-                        continue
-                    steps = drift.Size(seeds=(seed,), steps=size.rounds * size.local_steps, local_steps=(size.local_steps,))
-                    done = drift.train(
-                        banks,
-                        test,
-                        method=method,
-                        private=False,
-                        local_steps=size.local_steps,
-                        seed=seed,
-                        size=steps,
-                        tick=lambda: bar.advance(task),
-                    )
-                    divergence = divergence_table([bank.labels for bank in banks])
-                    outcome = Outcome(
-                        alpha=alpha,
-                        method=method,
-                        seed=seed,
-                        pr_auc=done.pr_auc,
-                        drift=done.drift,
-                        bank_records=done.bank_records,
-                        bank_frauds=done.bank_frauds,
-                        kl_divergence=tuple(divergence["kl_divergence"].tolist()),
-                        total_variation=tuple(divergence["total_variation"].tolist()),
-                    )
-                    finished.keep(asdict(outcome), *key)
-                    outcomes.append(outcome)
+                    one = partial(train_one, banks, test, alpha=alpha, method=method, seed=seed, size=size, tick=lambda: bar.advance(task))
+                    outcomes.append(finished.take(Outcome, *key, run=one, spared=lambda: bar.advance(task, size.rounds)))
     return outcomes
+
+
+def train_one(
+    banks: Sequence[Samples], test: Samples, *, alpha: float, method: str, seed: int, size: Size, tick: Callable[[], object]
+) -> Outcome:
+    """One method on one deal of the records; `tick` is called after each round."""
+    steps = drift.Size(seeds=(seed,), steps=size.rounds * size.local_steps, local_steps=(size.local_steps,))
+    done = drift.train(banks, test, method=method, private=False, local_steps=size.local_steps, seed=seed, size=steps, tick=tick)
+    divergence = divergence_table([bank.labels for bank in banks])
+    return Outcome(
+        alpha=alpha,
+        method=method,
+        seed=seed,
+        pr_auc=done.pr_auc,
+        drift=done.drift,
+        bank_records=done.bank_records,
+        bank_frauds=done.bank_frauds,
+        kl_divergence=tuple(divergence["kl_divergence"].tolist()),
+        total_variation=tuple(divergence["total_variation"].tolist()),
+    )
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Summary]:
@@ -264,16 +256,10 @@ def main(*, quick: Quick = False, as_json: AsJson = False, data: Data = None, ou
     outcomes = run(table, source, size, FinishedRuns(folder=cache))
     summaries = summarise(outcomes)
     if as_json:
-        for kind, things in (("run", outcomes), ("summary", summaries)):
-            for thing in things:
-                typer.echo(json.dumps(finite({"kind": kind, "source": source.name} | asdict(thing)), allow_nan=False))
+        print_lines(source, run=outcomes, summary=summaries)
     else:
-        shown = Table(title=f"PR-AUC on held-out transactions: mean of {len(size.seeds)} seeds (95 % interval)", caption=source.origin)
-        for name in _HEAD:
-            shown.add_column(name)
-        for summary in summaries:
-            shown.add_row(*cells(summary))
-        Console().print(shown)
+        title = f"PR-AUC on held-out transactions: mean of {len(size.seeds)} seeds (95 % interval)"
+        print_table(title, _HEAD, map(cells, summaries), caption=source.origin)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         command = "python -m benchmarks.alpha_sweep" + (f" --data {data.name}" if data else "")

@@ -21,12 +21,11 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from torch import nn
 
-from benchmarks.experiment import DOSSIER
+from benchmarks.experiment import DOSSIER, print_table
 from privfed.attacks.facts import Activation, BinaryLoss, Continuous, GaussianNoise, OneHot, Sgd, SoftmaxLoss, TableSchema, TrainingFacts
 from privfed.attacks.most_likely import MostLikelyRows
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
@@ -91,17 +90,25 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def defences(plain: Setting, *, of: str) -> tuple[Setting, ...]:
+    """A setting without and with each defence but noise; `of` names what is clipped one by one."""
+    compressors = (TopK(share=0.1), TopK(share=0.01), Sign(), StochasticQuantisation(levels=15))
+    return (
+        plain,
+        replace(plain, name=f"{of} clipped, no noise", epsilon=math.inf),
+        replace(plain, name="update clipped to half its length", update_norm=0.5),
+        *(replace(plain, name=f"compressed: {compressor.name}", compressor=compressor) for compressor in compressors),
+    )
+
+
+def noisy(plain: Setting) -> tuple[Setting, ...]:
+    """A setting under differential privacy at each epsilon."""
+    return tuple(replace(plain, name=f"epsilon {epsilon}", group="epsilon", value=epsilon, epsilon=epsilon) for epsilon in (1, 3, 8, 100))
+
+
 PLAIN = Setting(name="plain", group="defence", likeliest=True)
-DEFENCES = (
-    PLAIN,
-    replace(PLAIN, name="records clipped, no noise", epsilon=math.inf),
-    replace(PLAIN, name="update clipped to half its length", update_norm=0.5),
-    *(
-        replace(PLAIN, name=f"compressed: {compressor.name}", compressor=compressor)
-        for compressor in (TopK(share=0.1), TopK(share=0.01), Sign(), StochasticQuantisation(levels=15))
-    ),
-)
-EPSILONS = tuple(replace(PLAIN, name=f"epsilon {epsilon}", group="epsilon", value=epsilon, epsilon=epsilon) for epsilon in (1, 3, 8, 100))
+DEFENCES = defences(PLAIN, of="records")
+EPSILONS = noisy(PLAIN)
 BATCHES = tuple(
     Setting(name=f"batch of {size}", group="batch size", value=size, rows=size, batch_size=size) for size in (1, 2, 4, 8, 16, 32, 64)
 )
@@ -498,13 +505,8 @@ def main(
             for thing in things:
                 typer.echo(json.dumps({"kind": kind} | asdict(thing), allow_nan=False))
     else:
-        shown = Table(title=f"What the best attack read, mean of {seeds} batches (95 % interval)")
-        for name in _HEAD:
-            shown.add_column(name)
-        for name in found:
-            for setting in grid:
-                shown.add_row(*cells(summaries, name, setting.name))
-        Console().print(shown)
+        rows = [cells(summaries, name, setting.name) for name in found for setting in grid]
+        print_table(f"What the best attack read, mean of {seeds} batches (95 % interval)", _HEAD, rows)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         command = "python -m benchmarks.audit_grid" + (" --quick" if quick else "" if seeds == SEEDS else f" --seeds {seeds}")

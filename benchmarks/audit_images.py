@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.attacks.images import relu_network
-from benchmarks.audit_grid import DELTA, DOSSIER, MAX_GRAD_NORM, PARAMS, Setting, part_of, seen
+from benchmarks.audit_grid import DELTA, DOSSIER, MAX_GRAD_NORM, PARAMS, Setting, defences, noisy, part_of, seen
 from privfed.attacks.facts import SoftmaxLoss
 from privfed.attacks.image_inversion import CosineInversion, DeepLeakage
 from privfed.attacks.image_scoring import ImageScore, grey_images, mean_images, score_images
@@ -30,23 +30,14 @@ from privfed.attacks.images import ImageShape
 from privfed.attacks.observation import NotApplicable
 from privfed.attacks.scoring import interval
 from privfed.audit.canaries import Canaries
-from privfed.compression import Sign, StochasticQuantisation, TopK
 
 SEEDS, WIDTH, ITERATIONS, NOISY_ITERATIONS, POOL, GALLERY = 3, 16, 300, 20, 1000, 50
 LEARNING_RATE, TOLD = 0.01, 0.3  # so sure is an attack at least that says anything
 FILES = {"MNIST": "mnist.npz", "CIFAR-10": "cifar10_12k.npz"}
 
 PLAIN = Setting(name="plain", group="defence", rows=1, batch_size=1, learning_rate=LEARNING_RATE)
-DEFENCES = (
-    PLAIN,
-    replace(PLAIN, name="images clipped, no noise", epsilon=math.inf),
-    replace(PLAIN, name="update clipped to half its length", update_norm=0.5),
-    *(
-        replace(PLAIN, name=f"compressed: {compressor.name}", compressor=compressor)
-        for compressor in (TopK(share=0.1), TopK(share=0.01), Sign(), StochasticQuantisation(levels=15))
-    ),
-)
-EPSILONS = tuple(replace(PLAIN, name=f"epsilon {epsilon}", group="epsilon", value=epsilon, epsilon=epsilon) for epsilon in (1, 3, 8, 100))
+DEFENCES = defences(PLAIN, of="images")
+EPSILONS = noisy(PLAIN)
 BATCHES = tuple(
     replace(PLAIN, name=f"batch of {size}", group="batch size", value=size, rows=size, batch_size=size) for size in (1, 2, 4, 8)
 )

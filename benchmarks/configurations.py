@@ -5,12 +5,12 @@ gradient steps. `python -m benchmarks.configurations --help` says the rest.
 """
 
 import functools
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from benchmarks.experiment import (
@@ -34,9 +32,11 @@ from benchmarks.experiment import (
     Output,
     Quick,
     Source,
-    finite,
+    bank_lines,
     first_model,
     prepare,
+    print_lines,
+    print_table,
     round_bar,
     t_interval,
     versions_of,
@@ -302,14 +302,8 @@ def run(table: pd.DataFrame, source: Source, size: Size, finished: FinishedRuns)
                 for configuration in CONFIGURATIONS:
                     bar.update(task, description=f"seed {seed}, {feature_set}, {configuration.name}")
                     key = ("configurations", source.name, size.rounds, size.steps, seed, feature_set, configuration)
-                    kept = finished.find(*key)
-                    if kept is None:
-                        outcome = train_one(world, configuration, feature_set=feature_set, tick=lambda: bar.advance(task))
-                        finished.keep(asdict(outcome), *key)
-                    else:
-                        outcome = Outcome(**kept)
-                        bar.advance(task, size.rounds)
-                    outcomes.append(outcome)
+                    one = partial(train_one, world, configuration, feature_set=feature_set, tick=lambda: bar.advance(task))
+                    outcomes.append(finished.take(Outcome, *key, run=one, spared=lambda: bar.advance(task, size.rounds)))
     return outcomes
 
 
@@ -410,8 +404,7 @@ def dossier(summaries: Sequence[Summary], outcomes: Sequence[Outcome], size: Siz
         "of which scores all held-out records with its own model.",
         f"* Hidden layers of {HIDDEN[0]} and {HIDDEN[1]}, frauds weighted {POSITIVE_WEIGHT:g} times, learning rate {LEARNING_RATE:g}, "
         f"proximal weight {PROXIMAL_WEIGHT:g}, clipping norm {MAX_GRAD_NORM:g}: chosen beforehand and the same for all; nothing was tuned "
-        "for any configuration. Where epsilon "
-        "1, 3 and 8 do not differ, it is clipping at this learning rate that costs, and not the noise.",
+        "for any configuration.",
         f"* With DP, every bank has the epsilon of the name for all rounds, at delta {DELTA:g}, for each of its records. A bank declares "
         "its size in whole hundreds; a small bank draws a larger share of its records in a batch, and so adds more noise.",
         "* HE is `SharedKey`: equal updates give the same model in the clear and encrypted, bit for bit. With DP, noise is drawn anew in "
@@ -420,9 +413,7 @@ def dossier(summaries: Sequence[Summary], outcomes: Sequence[Outcome], size: Siz
         "* The last configuration takes the geometric median of the updates, from their inner products, which are computed on ciphertexts. "
         f"Its updates are shortened to a norm of {BOUND:g} in all; those of the others saturate at {BOUND:g} per coordinate.",
         "",
-        "| seed | records per bank | frauds per bank |",
-        "|---|---|---|",
-        *(f"| {seed} | {', '.join(map(str, one.bank_records))} | {', '.join(map(str, one.bank_frauds))} |" for seed, one in banks.items()),
+        *bank_lines(banks),
         "",
         f"Versions: {versions_of('privfed', 'torch', 'opacus', 'tenseal', 'numpy')}; torch on one thread.",
         "",
@@ -463,18 +454,12 @@ def main(*, quick: Quick = False, as_json: AsJson = False, data: Data = None, ou
     outcomes = run(table, source, size, FinishedRuns(folder=cache))
     summaries = summarise(outcomes)
     if as_json:
-        for kind, things in (("run", outcomes), ("summary", summaries)):
-            for thing in things:
-                typer.echo(json.dumps(finite({"kind": kind, "source": source.name} | asdict(thing)), allow_nan=False))
+        print_lines(source, run=outcomes, summary=summaries)
     else:
         for feature_set in size.feature_sets:
-            shown = Table(title=f"Features {feature_set}: mean of {len(size.seeds)} seeds (95 % interval)", caption=source.origin)
-            for name in (*_HEAD, *_COST_HEAD[1:]):
-                shown.add_column(name)
-            for summary in summaries:
-                if summary.feature_set == feature_set:
-                    shown.add_row(*cells(summary), *cost_cells(summary)[1:])
-            Console().print(shown)
+            rows = [(*cells(summary), *cost_cells(summary)[1:]) for summary in summaries if summary.feature_set == feature_set]
+            title = f"Features {feature_set}: mean of {len(size.seeds)} seeds (95 % interval)"
+            print_table(title, (*_HEAD, *_COST_HEAD[1:]), rows, caption=source.origin)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         command = "python -m benchmarks.configurations" + (f" --data {data.name}" if data else "")

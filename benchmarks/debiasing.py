@@ -19,10 +19,9 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from benchmarks import fedtsv
-from benchmarks.experiment import DOSSIER, UNUSABLE, Output
+from benchmarks.experiment import DOSSIER, UNUSABLE, Output, print_table
 from benchmarks.fedtsv import CLASSES, MALICIOUS, SELECTED, AsJson, Records, World, make_world
 from privfed.aggregation.gram import gram, noise_energy
 from privfed.aggregation.mixture import Mixture
@@ -315,12 +314,7 @@ def main(
     if as_json:
         typer.echo(json.dumps({"source": table.source, "size": asdict(size), "outcomes": [asdict(outcome) for outcome in outcomes]}))
     else:
-        shown = Table(title="Accuracy in the end, and the weight of malicious clients")
-        for name in _HEAD:
-            shown.add_column(name)
-        for row in rows_of(outcomes, size):
-            shown.add_row(*row)
-        Console().print(shown)
+        print_table("Accuracy in the end, and the weight of malicious clients", _HEAD, rows_of(outcomes, size))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         draw(outcomes, size, folder / "debiasing.svg")

@@ -4,19 +4,16 @@ All methods see the same banks, first weights and seeds, and take the same numbe
 them lie between two aggregations. Runs are in the clear: an encrypted run of the same updates gives the same model, bit for bit.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.experiment import (
     DOSSIER,
@@ -27,10 +24,12 @@ from benchmarks.experiment import (
     Output,
     Quick,
     Source,
-    finite,
+    bank_lines,
     first_model,
     pr_auc,
     prepare,
+    print_lines,
+    print_table,
     round_bar,
     signed,
     t_interval,
@@ -280,9 +279,7 @@ def dossier(summaries: Sequence[Summary], outcomes: Sequence[Outcome], size: Siz
         "* Banks with few records and no noise limit the privacy here, not the methods; epsilon is shown so that nobody takes these runs "
         "for a recommendation.",
         "",
-        "| seed | records per bank | frauds per bank |",
-        "|---|---|---|",
-        *(f"| {seed} | {', '.join(map(str, run.bank_records))} | {', '.join(map(str, run.bank_frauds))} |" for seed, run in first.items()),
+        *bank_lines(first),
         "",
         f"Versions: {versions}.",
         "",
@@ -327,16 +324,10 @@ def main(*, quick: Quick = False, as_json: AsJson = False, data: Data = None, ou
     outcomes = run(table, size)
     summaries = summarise(outcomes)
     if as_json:
-        for kind, things in (("run", outcomes), ("summary", summaries)):
-            for thing in things:
-                typer.echo(json.dumps(finite({"kind": kind, "source": source.name} | asdict(thing)), allow_nan=False))
+        print_lines(source, run=outcomes, summary=summaries)
     else:
-        shown = Table(title=f"PR-AUC on held-out transactions: mean of {len(size.seeds)} seeds (95 % interval)", caption=source.origin)
-        for name in _HEAD:
-            shown.add_column(name)
-        for summary in summaries:
-            shown.add_row(*cells(summary))
-        Console().print(shown)
+        title = f"PR-AUC on held-out transactions: mean of {len(size.seeds)} seeds (95 % interval)"
+        print_table(title, _HEAD, map(cells, summaries), caption=source.origin)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         command = "python -m benchmarks.drift" + (f" --data {data.name}" if data else "")

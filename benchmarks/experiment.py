@@ -5,11 +5,11 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from scipy import stats
 from torch import nn
 
@@ -27,6 +28,11 @@ from privfed.errors import UnsupportedDataError
 from privfed.training.evaluate import average_precision
 from privfed.training.model import mlp, scores
 from privfed.update import PlainVector
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Outcome = TypeVar("_Outcome", bound="DataclassInstance")
 
 FILE = "paysim_sim_194k.csv.gz"
 DOSSIER = Path(__file__).parents[1] / "docs" / "experiments"
@@ -111,6 +117,40 @@ def finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def print_lines(source: Source, **kinds: Sequence["DataclassInstance"]) -> None:
+    """One JSON object per line, with its kind and where the records are from."""
+    for kind, things in kinds.items():
+        for thing in things:
+            typer.echo(json.dumps(finite({"kind": kind, "source": source.name} | asdict(thing)), allow_nan=False))
+
+
+def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str | None = None) -> None:
+    """The results for a reader at a terminal."""
+    shown = Table(title=title, caption=caption)
+    for name in head:
+        shown.add_column(name)
+    for row in rows:
+        shown.add_row(*row)
+    Console().print(shown)
+
+
+class Dealt(Protocol):
+    """An outcome that says what its banks had."""
+
+    @property
+    def bank_records(self) -> tuple[int, ...]: ...
+    @property
+    def bank_frauds(self) -> tuple[int, ...]: ...
+
+
+def bank_lines(by_seed: Mapping[int, Dealt]) -> list[str]:
+    """What each bank had, a line per seed, for a page."""
+    lines = ["| seed | records per bank | frauds per bank |", "|---|---|---|"]
+    for seed, run in by_seed.items():
+        lines.append(f"| {seed} | {', '.join(map(str, run.bank_records))} | {', '.join(map(str, run.bank_frauds))} |")
+    return lines
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRuns:
     """What runs that are finished gave, so that an experiment that was interrupted goes on where it was.
@@ -120,6 +160,16 @@ class FinishedRuns:
     """
 
     folder: Path | None
+
+    def take(self, kind: type[_Outcome], *setting: object, run: Callable[[], _Outcome], spared: Callable[[], object]) -> _Outcome:
+        """The outcome of a run of this setting: what was kept, and `spared` is called; or what `run` gives, which is kept."""
+        kept = self.find(*setting)
+        if kept is not None:
+            spared()
+            return kind(**kept)
+        outcome = run()
+        self.keep(asdict(outcome), *setting)
+        return outcome
 
     def find(self, *setting: object) -> dict[str, Any] | None:
         """The fields that were kept for a run of this setting, lists as tuples; None if there are none."""

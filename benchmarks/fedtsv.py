@@ -13,6 +13,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,13 +23,12 @@ import torch
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.experiment import DOSSIER, UNUSABLE, Cache, Output
+from benchmarks.experiment import DOSSIER, UNUSABLE, Cache, FinishedRuns, Output, round_bar
 from privfed.aggregation.coordinatewise import CoordinateMedian, TrimmedMean
 from privfed.aggregation.gram import gram
 from privfed.aggregation.mixture import Mixture
@@ -316,28 +316,17 @@ def validation_loss(world: World, values: PlainVector, moved: PlainVector) -> fl
 
 def collect(table: Records, size: Size, cache: Path | None) -> list[Outcome]:
     """All runs, with progress on stderr; those that are in the cache, from there."""
-    key = hashlib.sha256(repr((size, KINDS, SELECTED, ALPHA, table.source, [(n, r.name) for n, r in METHODS.items()])).encode()).hexdigest()
+    finished = FinishedRuns(folder=cache)
     outcomes: list[Outcome] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with round_bar() as bar:
         task = bar.add_task("", total=len(size.seeds) * len(METHODS) * size.rounds)
         for seed in size.seeds:
             world = make_world(table, size, seed)
-            for number, method in enumerate(METHODS):
+            for method, rule in METHODS.items():
                 bar.update(task, description=f"{method}, seed {seed}")
-                path = None if cache is None else cache / f"{key[:16]}-{seed}-{number:02}.json"
-                if path is not None and path.exists():
-                    fields = json.loads(path.read_text(encoding="utf-8"))
-                    outcomes.append(Outcome(**(fields | {"accuracy": tuple(fields["accuracy"])})))
-                    bar.advance(task, size.rounds)
-                    continue
-                outcome = run(world, table, method, size=size, seed=seed, tick=lambda: bar.advance(task))
-                outcomes.append(outcome)
-                if path is not None:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    partial = path.with_suffix(".partial")
-                    partial.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
-                    partial.replace(path)
+                key = ("fedtsv", size, KINDS, SELECTED, ALPHA, table.source, method, rule.name, seed)
+                one = partial(run, world, table, method, size=size, seed=seed, tick=lambda: bar.advance(task))
+                outcomes.append(finished.take(Outcome, *key, run=one, spared=lambda: bar.advance(task, size.rounds)))
     return outcomes
 
 

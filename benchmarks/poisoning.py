@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,6 @@ import numpy as np
 import pandas as pd
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from benchmarks.experiment import (
@@ -33,6 +32,7 @@ from benchmarks.experiment import (
     first_model,
     pr_auc,
     prepare,
+    print_table,
     round_bar,
     versions_of,
 )
@@ -228,6 +228,14 @@ def run(world: World, attack: Attack, rule: Any, *, size: Size, seed: int, tick:
     return end, frauds_that_pass(world, values), float(np.mean(weights)) if weights else math.nan, skipped
 
 
+def outcome_of(
+    world: World, attack_name: str, attack: Attack, rule_name: str, rule: Any, *, size: Size, seed: int, tick: Callable[[], None]
+) -> Outcome:
+    """One run under the names of its attack and rule."""
+    end, missed, weight, skipped = run(world, attack, rule, size=size, seed=seed, tick=tick)
+    return Outcome(attack=attack_name, rule=rule_name, seed=seed, pr_auc=end, missed=missed, weight=weight, skipped=skipped)
+
+
 def frauds_that_pass(world: World, values: PlainVector) -> float:
     """Of the test frauds that are caught at a false alarm rate of 1 %, the share that is not caught with the trigger; NaN if none is."""
     test = world.test
@@ -252,17 +260,10 @@ def collect(table: pd.DataFrame, source: Source, size: Size, finished: FinishedR
                 for rule_name, rule in RULES.items():
                     bar.update(task, description=f"seed {seed}, {attack_name}, {rule_name}")
                     key = (size, source.name, seed, attack, rule.name, BANKS, BYZANTINE)
-                    kept = finished.find(*key)
-                    if kept is None:
-                        end, missed, weight, skipped = run(world, attack, rule, size=size, seed=seed, tick=lambda: bar.advance(task))
-                        outcome = Outcome(
-                            attack=attack_name, rule=rule_name, seed=seed, pr_auc=end, missed=missed, weight=weight, skipped=skipped
-                        )
-                        finished.keep(asdict(outcome), *key)
-                    else:
-                        outcome = Outcome(**kept)
-                        bar.advance(task, size.rounds)
-                    outcomes.append(outcome)
+                    one = partial(
+                        outcome_of, world, attack_name, attack, rule_name, rule, size=size, seed=seed, tick=lambda: bar.advance(task)
+                    )
+                    outcomes.append(finished.take(Outcome, *key, run=one, spared=lambda: bar.advance(task, size.rounds)))
     return outcomes
 
 
@@ -389,12 +390,7 @@ def main(
             typer.echo(json.dumps(finite(asdict(outcome)), allow_nan=False))
     else:
         for title, grid in zip(("PR-AUC in the end", "Success of the attack"), grids(outcomes, named), strict=True):
-            shown = Table(title=title, caption=source.origin)
-            for name in ("rule", *named):
-                shown.add_column(name)
-            for row in rows_of(grid):
-                shown.add_row(*row)
-            Console().print(shown)
+            print_table(title, ("rule", *named), rows_of(grid), caption=source.origin)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         draw(outcomes, named, folder / "poisoning.svg")

@@ -20,6 +20,7 @@ from privfed.training.mechanism import DpSgd
 from privfed.training.model import layout_of, mlp
 from privfed.training.randomness import _SeededRandomness
 from privfed.update import PlainVector
+from tests.attacks.wrong_randomness import EachRecordTwice, OneDraw
 
 DELTA, CANARIES = 1e-5, 1000
 
@@ -29,24 +30,6 @@ class DoubledRate(_SeededRandomness):
 
     def poisson_batches(self, records: int, *, sample_rate: float, steps: int) -> Iterator[NDArray[np.int64]]:
         return super().poisson_batches(records, sample_rate=2 * sample_rate, steps=steps)
-
-
-class EachRecordTwice(_SeededRandomness):
-    """Puts each sampled record into its batch twice."""
-
-    def poisson_batches(self, records: int, *, sample_rate: float, steps: int) -> Iterator[NDArray[np.int64]]:
-        for batch in super().poisson_batches(records, sample_rate=sample_rate, steps=steps):
-            yield np.repeat(batch, 2)
-
-
-class OneDraw(_SeededRandomness):
-    """Adds the same noise in every step."""
-
-    def normal(self, count: int) -> NDArray[np.float64]:
-        self.drawn = getattr(self, "drawn", None)
-        if self.drawn is None:
-            self.drawn = super().normal(count)
-        return self.drawn.copy()
 
 
 def mechanism(epsilon: float, *, steps: int = 1, sample_rate: float = 1.0) -> DpSgd:

@@ -1,13 +1,12 @@
 """Every way that training has to its clipped sums, audited with canaries that each have weights of their own in a whole network."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from privfed.attacks.dirac_rows import DiracReading, DiracRows
@@ -23,6 +22,7 @@ from privfed.training.mechanism import DpSgd, NonPrivate
 from privfed.training.model import layout_of, mlp, values_of
 from privfed.training.randomness import _SeededRandomness
 from privfed.update import PlainVector
+from tests.attacks.wrong_randomness import EachRecordTwice, OneDraw
 
 CANARIES, DELTA, WIDTH = 1000, 1e-5, 2
 # A canary is a row of 50, so that every neuron of the first layer is at 1, far from where a ReLU is silent.
@@ -59,24 +59,6 @@ PATHS = {
 }
 every_path = pytest.mark.parametrize("path", PATHS)
 every_epsilon = pytest.mark.parametrize("epsilon", [1.0, 8.0])
-
-
-class EachRecordTwice(_SeededRandomness):
-    """Puts each sampled record into its batch twice."""
-
-    def poisson_batches(self, records: int, *, sample_rate: float, steps: int) -> Iterator[NDArray[np.int64]]:
-        for batch in super().poisson_batches(records, sample_rate=sample_rate, steps=steps):
-            yield np.repeat(batch, 2)
-
-
-class OneDraw(_SeededRandomness):
-    """Adds the same noise in every step."""
-
-    def normal(self, count: int) -> NDArray[np.float64]:
-        self.drawn = getattr(self, "drawn", None)
-        if self.drawn is None:
-            self.drawn = super().normal(count)
-        return self.drawn.copy()
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from privfed.he.threshold import OnePolynomialVector, key_id
 from privfed.he.threshold_key import ThresholdKey
 from privfed.he.threshold_secret import open_sum
 from privfed.keys.party import ENCRYPTION
+from privfed.phases import RoundServer
 from privfed.round import Participant
 from privfed.round_record import Stage
 from privfed.server import Phase, Server
@@ -309,16 +310,21 @@ def test_a_selection_below_the_quorum_holds_no_round(model: torch.nn.Module, non
 # ---------------------------------------------------------------- a server that does not keep to the protocol
 
 
-def _held(simulation: Simulation, context: RoundContext, names: Sequence[str]) -> Server:
-    """A round up to its sum, which is delivered to nobody."""
-    encrypted = simulation.encrypted
-    server, clients = encrypted._server(context, names), encrypted.participants
+def _uploaded(server: RoundServer, clients: Mapping[str, Participant], context: RoundContext, names: Sequence[str]) -> None:
+    """A round up to its uploads."""
     for name in names:
         server.receive_setup(clients[name].setup(context))
     server.start_uploads()
     for name in names:
         clients[name].take_shares(context, server.relay(name))
         server.receive_upload(clients[name].upload(context))
+
+
+def _held(simulation: Simulation, context: RoundContext, names: Sequence[str]) -> Server:
+    """A round up to its sum, which is delivered to nobody."""
+    encrypted = simulation.encrypted
+    server, clients = encrypted._server(context, names), encrypted.participants
+    _uploaded(server, clients, context, names)
     digest = server.close()
     for name in names:
         server.receive_approval(clients[name].approve(context, digest))
@@ -397,12 +403,7 @@ def test_a_client_that_uploaded_in_two_rounds_of_one_model_answers_in_one_of_the
             for context, names in ((first, tuple(clients)), (later, tuple(clients)[:-1]))
         ]
         for context, names, server in rounds:
-            for name in names:
-                server.receive_setup(clients[name].setup(context))
-            server.start_uploads()
-            for name in names:
-                clients[name].take_shares(context, server.relay(name))
-                server.receive_upload(clients[name].upload(context))
+            _uploaded(server, clients, context, names)
         sums = list[Any]()
         for context, names, server in rounds:
             digest = server.close()
