@@ -61,6 +61,14 @@ def picture(width: int, height: int, title: str, *parts: Part) -> str:
     return "\n".join(lines) + "\n"
 
 
+def remark(x: int, y: int, title: str, *lines: str) -> Part:
+    """What a reader must know of a picture, a title over lines."""
+    parts = text(x, y, title, bold=True, colour=OPENED)
+    for number, line in enumerate(lines):
+        parts += text(x, y + 20 + 17 * number, line, colour=OPENED)
+    return parts
+
+
 def _banks(key: str, *lines: str) -> Part:
     parts: Part = []
     for number, name in enumerate(("bank_a", "bank_b", "bank_c")):
@@ -94,11 +102,15 @@ def _shared_key() -> str:
         box(430, 110, 200, 110, "server", "adds ciphertexts", "has no key", "sees who answers, and when"),
         _back(530, 220, colour=HIDDEN),
         text(395, 390, "the sum, encrypted: each bank opens it, once, when all have signed", colour=HIDDEN),
-        text(745, 130, "Weakest point", bold=True, colour=OPENED),
-        text(745, 150, "one bank together with", colour=OPENED),
-        text(745, 167, "the server opens every", colour=OPENED),
-        text(745, 184, "update; what that says of", colour=OPENED),
-        text(745, 201, "a record, epsilon bounds", colour=OPENED),
+        remark(
+            745,
+            130,
+            "Weakest point",
+            "one bank together with",
+            "the server opens every",
+            "update; what that says of",
+            "a record, epsilon bounds",
+        ),
     )
 
 
@@ -114,11 +126,15 @@ def _threshold_key() -> str:
         box(430, 110, 200, 110, "server", "adds ciphertexts", "has no key", "learns the sum of each round", colour=OPENED),
         _back(530, 220, colour=OPENED),
         text(395, 390, "the sum, open to whoever sees the answers of a quorum", colour=OPENED),
-        text(745, 130, "Weakest point", bold=True, colour=OPENED),
-        text(745, 150, "the server, and whoever", colour=OPENED),
-        text(745, 167, "reads its traffic, knows the", colour=OPENED),
-        text(745, 184, "sum; no single update, with", colour=OPENED),
-        text(745, 201, "up to c corrupted banks", colour=OPENED),
+        remark(
+            745,
+            130,
+            "Weakest point",
+            "the server, and whoever",
+            "reads its traffic, knows the",
+            "sum; no single update, with",
+            "up to c corrupted banks",
+        ),
     )
 
 
@@ -141,10 +157,14 @@ def _escrow_key() -> str:
         box(620, 100, 215, 130, "key holder", "recomputes the sum", "opens it once, when all have", "signed", key="a key per attempt"),
         _back(415, 220, colour=HIDDEN),
         text(415, 390, "the sum, encrypted to the banks' own keys", colour=HIDDEN),
-        text(728, 262, "Weakest point", bold=True, colour=OPENED),
-        text(728, 282, "the key holder has every upload,", colour=OPENED),
-        text(728, 299, "and could open each, if it did not", colour=OPENED),
-        text(728, 316, "keep to the protocol", colour=OPENED),
+        remark(
+            728,
+            262,
+            "Weakest point",
+            "the key holder has every upload,",
+            "and could open each, if it did not",
+            "keep to the protocol",
+        ),
     )
 
 
@@ -161,10 +181,14 @@ def _plaintext() -> str:
         box(430, 110, 200, 110, "the sum", "sees every update", "nothing travels", colour=OPENED),
         _back(530, 220, colour=OPENED),
         text(395, 386, "the sum", colour=OPENED),
-        text(755, 130, "For comparison only", bold=True, colour=OPENED),
-        text(755, 150, "no wire format exists", colour=OPENED),
-        text(755, 167, "for it; the report says", colour=OPENED),
-        text(755, 184, "that it was used", colour=OPENED),
+        remark(
+            755,
+            130,
+            "For comparison only",
+            "no wire format exists",
+            "for it; the report says",
+            "that it was used",
+        ),
     )
 
 
