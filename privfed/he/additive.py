@@ -39,7 +39,7 @@ class CkksVector:
 
     def __post_init__(self) -> None:
         size = self.params.fresh_chunk_bytes if self.fresh else self.params.sum_chunk_bytes
-        _check_shape(self.layout, self.params, self.key_id, self.chunks, size)
+        check_shape(self.layout, self.params, self.key_id, self.chunks, size)
         if len(self.sealed_tags) != (SEALED_TAGS_BYTES if self.fresh else 0):
             raise ValueError(f"expected sealed tags of {SEALED_TAGS_BYTES} bytes on a fresh vector alone, got {len(self.sealed_tags)}")
 
@@ -74,7 +74,7 @@ class SeededSum:
     seeds: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        _check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.polynomial_bytes)
+        check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.polynomial_bytes)
         if any(len(seeds) != SEED_BYTES * len(self.chunks) for seeds in self.seeds):
             raise ValueError("expected one seed for every chunk of every upload, got others")
 
@@ -254,7 +254,19 @@ def check_chunk(chunk: bytes, params: CkksParams, *, fresh: bool) -> None:
     _seal_public.load_sum(_ring(params), unpack_words(chunk, params))
 
 
-def _check_shape(layout: Layout, params: CkksParams, key_id: bytes, chunks: Sequence[bytes], size: int) -> None:
+def check_shape(layout: Layout, params: CkksParams, key_id: bytes, chunks: Sequence[bytes], size: int) -> None:
+    """Checks the lengths in an encrypted vector of any trust mode. The words are not looked at.
+
+    Args:
+        layout: Names and shapes of the tensors in it.
+        params: Parameters under which it was encrypted.
+        key_id: Names its key.
+        chunks: Of the vector.
+        size: Bytes that each chunk is to have.
+
+    Raises:
+        ValueError: If the key id, the number of chunks or the length of a chunk is wrong.
+    """
     if len(key_id) != KEY_ID_BYTES:
         raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(key_id)}")
     if len(chunks) != params.chunks(layout):
