@@ -1,6 +1,6 @@
 """`EscrowKey`: the one key holder."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,9 +153,12 @@ class EscrowHolder:
         check_all_approved(message)
         check_digest(context, message.digest)
         digest, asked = message.digest, hash_message(request)
+        key = self._attempt_key(context)
+        uploads: Iterable[WholeVector] = _verified(context, digest, upload, key_id=key_id, key=key)
         decision, chosen = None, None
         if context.agreement.scored:
-            decision = self._decide(context, digest, upload, asked=asked)
+            uploads = list(uploads)
+            decision = self._decide(context, digest, uploads, key=key, asked=asked)
             coefficients = tuple(decision.coefficients[participant] for participant in digest.participants)
             chosen = Chosen(coefficients=coefficients, fallback=decision.fallback)
             if chosen.skipped:
@@ -163,9 +166,9 @@ class EscrowHolder:
                 self._outbox.put(name, encode_opened(context, self._identity, request, nothing, key_id=key_id, chosen=chosen))
                 return self._outbox.get(name)
             digest = replace(digest, coefficients=coefficients)
-        total = self._sum(context, digest, upload)
+        total = _sum(context, digest, uploads, key_id=key_id)
         self._journal.begin(context, message.digest.digest(context), aggregate=asked)
-        grid_sum = self._attempt_key(context).open_sum(total.total(), coefficients=tuple(total.coefficients))
+        grid_sum = key.open_sum(total.total(), coefficients=tuple(total.coefficients))
         if decision is not None:
             self._keep_scores(context, decision)
         scale = None if decision is None else decision.scale
@@ -174,16 +177,17 @@ class EscrowHolder:
         self._journal.finish(context, aggregate=asked)
         return self._outbox.get(name)
 
-    def _decide(self, context: RoundContext, digest: RoundDigest, upload: Callable[[str], bytes], *, asked: bytes) -> Decision:
+    def _decide(
+        self, context: RoundContext, digest: RoundDigest, uploads: Sequence[WholeVector], *, key: AttemptKey, asked: bytes
+    ) -> Decision:
         """What was made of the inner products of these uploads, now or before a crash."""
-        vectors = [vector for _, vector in self._verified(context, digest, upload)]
         round_digest = digest.digest(context)
         kept = self._journal.begin_products(context, round_digest, products=asked)
         if kept is not None:
             return Decision.from_bytes(kept)
         agreement = context.agreement
         scores: Mapping[str, float] = {} if self._scores is None else self._scores.load().values
-        opened = open_escrowed_products(vectors, self._attempt_key(context))
+        opened = open_escrowed_products(uploads, key)
         decision = decide(
             agreement, digest.participants, opened.products, scores=scores, assurance=opened.assurance.name, digest=round_digest
         )
@@ -195,34 +199,36 @@ class EscrowHolder:
         if self._scores is not None and context.round not in (stored := self._scores.load()).rounds:
             self._scores.save(stored.after(context.round, decision.scores))
 
-    def _sum(self, context: RoundContext, digest: RoundDigest, upload: Callable[[str], bytes]) -> RunningSum:
-        agreement = context.agreement
-        total = RunningSum(layout=agreement.sent_layout, params=agreement.params, key_id=self.key_id(context))
-        multipliers = agreement.weighting.multipliers(digest.coefficients)
-        for multiplier, (_, vector) in zip(multipliers, self._verified(context, digest, upload), strict=True):
-            # Only where a rule chose them, a coefficient can be zero.
-            if multiplier or not agreement.scored:
-                total.add(multiplier, vector)
-        return total
 
-    def _verified(self, context: RoundContext, digest: RoundDigest, upload: Callable[[str], bytes]) -> Iterator[tuple[str, WholeVector]]:
-        """The uploads that were announced, one at a time, as their clients signed them, and without their seals."""
-        key_id, key = self.key_id(context), self._attempt_key(context)
-        for name, upload_hash in zip(digest.participants, digest.upload_hashes, strict=True):
-            data = upload(name)
-            if hash_message(data) != upload_hash:
-                raise TamperedAggregateError
-            update = decode_upload(data, context, key_id)
-            if not isinstance(update.vector, SealedVector):
-                raise TamperedAggregateError
-            try:
-                vector = key.unseal(update.vector, sender=update.sender)
-            except InvalidMessageError:
-                raise DecryptionError(
-                    f"what {name!r} signed was not sealed by it to the key of this attempt; nothing was decrypted; leave it out, in a new "
-                    "attempt"
-                ) from None
-            yield name, vector
+def _verified(
+    context: RoundContext, digest: RoundDigest, upload: Callable[[str], bytes], *, key_id: bytes, key: AttemptKey
+) -> Iterator[WholeVector]:
+    """The uploads that were announced, one at a time, as their clients signed them, and without their seals."""
+    for name, upload_hash in zip(digest.participants, digest.upload_hashes, strict=True):
+        data = upload(name)
+        if hash_message(data) != upload_hash:
+            raise TamperedAggregateError
+        update = decode_upload(data, context, key_id)
+        if not isinstance(update.vector, SealedVector):
+            raise TamperedAggregateError
+        try:
+            vector = key.unseal(update.vector, sender=update.sender)
+        except InvalidMessageError:
+            raise DecryptionError(
+                f"what {name!r} signed was not sealed by it to the key of this attempt; nothing was decrypted; leave it out, in a new "
+                "attempt"
+            ) from None
+        yield vector
+
+
+def _sum(context: RoundContext, digest: RoundDigest, uploads: Iterable[WholeVector], *, key_id: bytes) -> RunningSum:
+    agreement = context.agreement
+    total = RunningSum(layout=agreement.sent_layout, params=agreement.params, key_id=key_id)
+    for multiplier, vector in zip(agreement.weighting.multipliers(digest.coefficients), uploads, strict=True):
+        # Only where a rule chose them, a coefficient can be zero.
+        if multiplier or not agreement.scored:
+            total.add(multiplier, vector)
+    return total
 
 
 def _key_name(context: RoundContext) -> str:

@@ -181,12 +181,15 @@ class Server:
             DamagedFileError: If what was stored is not what came.
         """
         self._require_holder()
+        return self._stored_holder_key()[0]
+
+    def _stored_holder_key(self) -> tuple[bytes, bytes]:
+        """The key holder's message, verified again, and the key id in it."""
         if not self._spool.has(_HOLDER_KEY) and not self.received(Kind.SETUP):
             raise CohortError(f"the key holder has announced no key for round {self._context.round}; nothing happened; ask it")
         with self._reading():
             data = self._spool.get(_HOLDER_KEY)
-            decode_holder_key(data, self._context)
-        return data
+            return data, decode_holder_key(data, self._context).key_id
 
     def receive_setup(self, data: bytes) -> str:
         """Stores a client's setup message; returns the client's name.
@@ -199,7 +202,7 @@ class Server:
         """
         sender, key_id = self._read_setup(data)
         if isinstance(self._context.agreement.trust, EscrowTrust):
-            check_key(sender, key_id, decode_holder_key(self.holder_key(), self._context).key_id)
+            check_key(sender, key_id, self._stored_holder_key()[1])
         return self._store(Kind.SETUP, sender, data, phase=Phase.SETUP, cohort=self._selected)
 
     def start_uploads(self) -> tuple[str, ...]:

@@ -22,10 +22,9 @@ from privfed.agreement import DIGEST_BYTES, RoundContext
 from privfed.digest import COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError, RoundMismatchError
 from privfed.he.additive import CkksVector, check_chunk
+from privfed.he.codec import unpack_public_key
 from privfed.he.escrow import SealedVector
 from privfed.he.params import KEY_ID_BYTES
-from privfed.he.product import check_public_key
-from privfed.he.product_params import ProductParams
 from privfed.he.threshold import OnePolynomialVector, unpack_polynomial
 from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import MAX_TEXT_BYTES, Kind, Reader, seal, unseal
@@ -71,8 +70,8 @@ def decode_setup(data: bytes, context: RoundContext) -> tuple[str, bytes]:
     frame = unseal(data, context, Kind.SETUP, max_payload=context.agreement.setup_key_bytes)
     if len(frame.payload) != context.agreement.setup_key_bytes:
         raise InvalidMessageError
-    if frame.payload and isinstance(context.agreement.params, ProductParams):
-        check_public_key(bytes(frame.payload), context.agreement.params)
+    if frame.payload:
+        unpack_public_key(bytes(frame.payload), context.agreement.params)
     return frame.sender, frame.key_id
 
 

@@ -14,7 +14,8 @@ from privfed.agreement import RoundContext
 from privfed.decision import Fallback
 from privfed.digest import COEFFICIENT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError
-from privfed.he.escrow import ENCRYPTION_KEY_BYTES, HolderKey, public_key_id, unpack_public_key
+from privfed.he.codec import unpack_public_key
+from privfed.he.escrow import ENCRYPTION_KEY_BYTES, HolderKey, public_key_id
 from privfed.he.product import Assurance, pairs
 from privfed.identity import Identity, check_encryption_key
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal

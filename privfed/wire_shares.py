@@ -15,8 +15,6 @@ from privfed.identity import Identity
 from privfed.message import MAX_FRAME_BYTES, MAX_TEXT_BYTES, Kind, Reader, seal, unseal, write_text
 from privfed.wire import COUNT_BYTES, LENGTH_BYTES, check_key
 
-# HPKE: an encapsulated key and an authentication code.
-
 
 def sealed_share_bytes(context: RoundContext) -> int:
     """Bytes of an encrypted share: one polynomial, and what encryption adds."""

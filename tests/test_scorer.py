@@ -24,8 +24,8 @@ from privfed.errors import (
 )
 from privfed.he._seal_public import product_ring, zeros_under
 from privfed.he.additive import weighted_sum
-from privfed.he.codec import dequantise, pack_polynomials, quantise
-from privfed.he.product import ZeroSumMask, check_public_key, masked_products
+from privfed.he.codec import dequantise, pack_polynomials, quantise, unpack_public_key
+from privfed.he.product import ZeroSumMask, masked_products
 from privfed.he.product_params import ProductParams
 from privfed.message import Kind, seal
 from privfed.scorer import Scorer
@@ -179,7 +179,7 @@ def test_the_opening_is_on_record_before_anything_is_decrypted(joint: Any, monke
 
 
 def test_a_server_that_repeats_a_mask_has_nothing_opened(joint: Any, monkeypatch: Any) -> None:
-    zero = zeros_under(product_ring(), check_public_key(joint.new_key().public_key(), PARAMS))
+    zero = zeros_under(product_ring(), unpack_public_key(joint.new_key().public_key(), PARAMS))
     once = ZeroSumMask(PARAMS, zero).take()
     monkeypatch.setattr(ZeroSumMask, "take", lambda self: once)
     with pytest.raises(TamperedProductsError):

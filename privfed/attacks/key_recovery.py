@@ -20,7 +20,7 @@ from privfed.attacks.observation import NotApplicable
 from privfed.he import _seal_public
 from privfed.he.additive import CkksVector
 from privfed.he.codec import evaluate, gather, interpolate, pack_words, unpack_words
-from privfed.he.params import FRESH_NOISE, SEED_BYTES, CkksParams
+from privfed.he.params import FRESH_NOISE, SEED_BYTES, CkksParams, ring_of
 from privfed.he.peers import PeerRound, PeerSetting, SeenCiphertext
 
 FLARE = PeerSetting(name="NVIDIA FLARE's default", poly_modulus_degree=8192, chain_bits=(60, 40, 40), scale_bits=40, server_weights=True)
@@ -113,16 +113,11 @@ def see_sum(total: CkksVector) -> tuple[SeenCiphertext, ...]:
 
 def see_upload(upload: CkksVector) -> tuple[SeenCiphertext, ...]:
     """The ciphertexts of one of our uploads, c1 expanded from the seeds, as anyone can."""
-    params, ring = upload.params, public_ring(upload.params)
+    params, ring = upload.params, ring_of(upload.params)
     return tuple(
         SeenCiphertext(c0=unpack_words(chunk[:-SEED_BYTES], params), c1=_seal_public.expand(ring, chunk[-SEED_BYTES:]), scale=1.0)
         for chunk in upload.chunks
     )
-
-
-def public_ring(params: CkksParams) -> _seal_public.Ring:
-    """The ring of our parameters. Public."""
-    return _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots)
 
 
 def real_parts(opened: NDArray[np.float64], params: CkksParams) -> NDArray[np.float64]:
@@ -132,7 +127,7 @@ def real_parts(opened: NDArray[np.float64], params: CkksParams) -> NDArray[np.fl
 
 def read_upload(upload: CkksVector, key: RecoveredKey) -> NDArray[np.int64]:
     """Grid points of a client's upload, of shape (layout.size,), with a key that was recovered."""
-    params, ring = upload.params, public_ring(upload.params)
+    params, ring = upload.params, ring_of(upload.params)
     numbers = [gather(decrypt(ring, key, seen), params) for seen in see_upload(upload)]
     return np.rint(np.concatenate(numbers) / 2**params.guard_bits).astype(np.int64)[: upload.layout.size]
 
@@ -145,7 +140,7 @@ def craft_sum(total: CkksVector, coefficients: Sequence[int], rng: np.random.Gen
         coefficients: Those of the honest sum, whose noise is imitated.
         rng: Source of that noise.
     """
-    params, ring = total.params, public_ring(total.params)
+    params, ring = total.params, ring_of(total.params)
     degree = params.poly_modulus_degree
     bits = rng.binomial(2 * FRESH_NOISE, 0.5, (len(coefficients), degree)) - FRESH_NOISE
     noise = (np.array(coefficients)[:, np.newaxis] * bits).sum(axis=0).astype(np.float64)
@@ -157,7 +152,7 @@ def craft_sum(total: CkksVector, coefficients: Sequence[int], rng: np.random.Gen
 def read_crafted(opened: NDArray[np.int64], params: CkksParams) -> RecoveredKey | NotApplicable:
     """The key, from the first chunk of what a crafted sum was opened to."""
     start = time.perf_counter()
-    ring = public_ring(params)
+    ring = ring_of(params)
     coefficients = opened[: params.poly_modulus_degree]
     words = ring.encode(evaluate(coefficients.astype(np.float64)))
     return _as_key(ring, words, time.perf_counter() - start)

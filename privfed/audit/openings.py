@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privfed.attacks.key_recovery import RecoveredKey, public_ring, real_parts, recover_key, see_sum
+from privfed.attacks.key_recovery import RecoveredKey, real_parts, recover_key, see_sum
 from privfed.attacks.record import EncryptedRecord
+from privfed.he.params import ring_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ def _recover(record: EncryptedRecord) -> tuple[bool, str]:
         return False, "not tried, because fewer than two whole ciphertexts were opened"
     raw = record.published * 2.0**params.guard_bits
     chunks = [real_parts(raw[start : start + size], params) for start in (0, size)]
-    found = recover_key(public_ring(params), see_sum(total)[:2], chunks)
+    found = recover_key(ring_of(params), see_sum(total)[:2], chunks)
     if isinstance(found, RecoveredKey):
         return True, "two ciphertexts and their opened numbers gave a key of -1, 0 and 1"
     return False, f"no key, because {found.reason}"

@@ -9,7 +9,7 @@ import numpy as np
 from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError
 from privfed.he import _seal_public
 from privfed.he.codec import pack_words, unpack_words, weighted_words
-from privfed.he.params import KEY_ID_BYTES, SEALED_TAGS_BYTES, SEED_BYTES, CkksParams
+from privfed.he.params import KEY_ID_BYTES, SEALED_TAGS_BYTES, SEED_BYTES, CkksParams, ring_of
 from privfed.update import Layout
 
 
@@ -39,7 +39,7 @@ class CkksVector:
 
     def __post_init__(self) -> None:
         size = self.params.fresh_chunk_bytes if self.fresh else self.params.sum_chunk_bytes
-        _check_shape(self.layout, self.params, self.key_id, self.chunks, size)
+        check_shape(self.layout, self.params, self.key_id, self.chunks, size)
         if len(self.sealed_tags) != (SEALED_TAGS_BYTES if self.fresh else 0):
             raise ValueError(f"expected sealed tags of {SEALED_TAGS_BYTES} bytes on a fresh vector alone, got {len(self.sealed_tags)}")
 
@@ -74,7 +74,7 @@ class SeededSum:
     seeds: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        _check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.polynomial_bytes)
+        check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.polynomial_bytes)
         if any(len(seeds) != SEED_BYTES * len(self.chunks) for seeds in self.seeds):
             raise ValueError("expected one seed for every chunk of every upload, got others")
 
@@ -91,7 +91,7 @@ class SeededSum:
         if len(coefficients) != len(self.seeds):
             raise ValueError(f"expected one coefficient for each of {len(self.seeds)} uploads, got {len(coefficients)}")
         check_coefficients(coefficients, self.params)
-        ring, chunks = _ring(self.params), list[bytes]()
+        ring, chunks = ring_of(self.params), list[bytes]()
         alike: defaultdict[int, list[bytes]] = defaultdict(list)
         for coefficient, seeds in zip(coefficients, self.seeds, strict=True):
             alike[coefficient].append(seeds)
@@ -210,7 +210,7 @@ def sum_chunks(chunks: Iterable[tuple[int, bytes]], params: CkksParams) -> bytes
         ValueError: If there is none, or the coefficients are out of their range.
         InvalidMessageError: If a chunk is not a valid ciphertext.
     """
-    ring, total = _ring(params), 0
+    ring, total = ring_of(params), 0
     accumulator = _seal_public.WeightedSum(ring)
     with _seal_public.loader(ring) as load:
         for coefficient, chunk in chunks:
@@ -251,20 +251,28 @@ def check_chunk(chunk: bytes, params: CkksParams, *, fresh: bool) -> None:
         return
     if len(chunk) != params.sum_chunk_bytes:
         raise InvalidMessageError
-    _seal_public.load_sum(_ring(params), unpack_words(chunk, params))
+    _seal_public.load_sum(ring_of(params), unpack_words(chunk, params))
 
 
-def _check_shape(layout: Layout, params: CkksParams, key_id: bytes, chunks: Sequence[bytes], size: int) -> None:
+def check_shape(layout: Layout, params: CkksParams, key_id: bytes, chunks: Sequence[bytes], size: int) -> None:
+    """Checks the lengths in an encrypted vector of any trust mode. The words are not looked at.
+
+    Args:
+        layout: Names and shapes of the tensors in it.
+        params: Parameters under which it was encrypted.
+        key_id: Names its key.
+        chunks: Of the vector.
+        size: Bytes that each chunk is to have.
+
+    Raises:
+        ValueError: If the key id, the number of chunks or the length of a chunk is wrong.
+    """
     if len(key_id) != KEY_ID_BYTES:
         raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(key_id)}")
     if len(chunks) != params.chunks(layout):
         raise ValueError(f"expected {params.chunks(layout)} chunks for this layout, got {len(chunks)}")
     if any(len(chunk) != size for chunk in chunks):
         raise ValueError(f"expected every chunk to have {size} bytes, got one that has not")
-
-
-def _ring(params: CkksParams) -> _seal_public.Ring:
-    return _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots)
 
 
 def _first_polynomial(chunk: bytes, params: CkksParams) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:

@@ -1,4 +1,4 @@
-"""Numbers to grid points to polynomials to bytes, and back: pure numpy, no keys, no SEAL.
+"""Numbers to grid points to polynomials to bytes, and back: pure numpy, no secrets, no SEAL.
 
 A chunk of N grid points becomes the N coefficients of a polynomial: one ciphertext holds N numbers instead of the N/2 of the usual
 slot packing, and the encryption noise of a coefficient has a worst case. SEAL decodes a polynomial to its values at N/2 of the 2N-th
@@ -268,6 +268,21 @@ def unpack_polynomials(data: bytes, moduli: Sequence[int], degree: int) -> NDArr
             parts.append(_unpack(data[start:stop], prime))
             start = stop
     return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+
+
+def unpack_public_key(public_key: bytes, params: CkksParams) -> NDArray[np.uint64]:
+    """Words of both polynomials of a public key, each with a word for every prime that it has.
+
+    Raises:
+        InvalidMessageError: If it is none for these parameters, or would hide nothing modulo one of the primes.
+    """
+    if len(public_key) != params.public_key_bytes:
+        raise InvalidMessageError
+    moduli = params.key_moduli if isinstance(params, ProductParams) else params.moduli
+    words = unpack_polynomials(public_key, moduli, params.poly_modulus_degree)
+    if not words.reshape(2, len(moduli), -1)[1].any(axis=1).all():
+        raise InvalidMessageError
+    return words
 
 
 def _unpack(data: bytes, modulus: int) -> NDArray[np.uint64]:

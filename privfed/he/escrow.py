@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError, UnsupportedInThisModeError
-from privfed.he.additive import CkksVector, check_coefficients
-from privfed.he.codec import pack_words, unpack_polynomials, unpack_words, weighted_words
+from privfed.he.additive import CkksVector, check_coefficients, check_shape
+from privfed.he.codec import pack_words, unpack_words, weighted_words
 from privfed.he.params import BINDING_BYTES, KEY_ID_BYTES, CkksParams
-from privfed.he.product_params import ProductParams
 from privfed.hpke import SEALED_OVERHEAD_BYTES, seal_to
 from privfed.update import Layout
 
@@ -84,11 +83,7 @@ class WholeVector:
     chunks: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        size = self.params.sum_chunk_bytes
-        if len(self.key_id) != KEY_ID_BYTES:
-            raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(self.key_id)}")
-        if len(self.chunks) != self.params.chunks(self.layout) or any(len(chunk) != size for chunk in self.chunks):
-            raise ValueError(f"expected {self.params.chunks(self.layout)} chunks of {size} bytes for this layout, got others")
+        check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.sum_chunk_bytes)
 
     def __repr__(self) -> str:
         return f"WholeVector(size={self.layout.size}, chunks={len(self.chunks)})"
@@ -114,11 +109,7 @@ class SealedVector:
     chunks: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        size = self.params.sum_chunk_bytes + SEALED_OVERHEAD_BYTES
-        if len(self.key_id) != KEY_ID_BYTES:
-            raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(self.key_id)}")
-        if len(self.chunks) != self.params.chunks(self.layout) or any(len(chunk) != size for chunk in self.chunks):
-            raise ValueError(f"expected {self.params.chunks(self.layout)} chunks of {size} bytes for this layout, got others")
+        check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.sum_chunk_bytes + SEALED_OVERHEAD_BYTES)
 
     def __repr__(self) -> str:
         return f"SealedVector(size={self.layout.size}, chunks={len(self.chunks)})"
@@ -218,20 +209,6 @@ def check_whole_chunk(chunk: bytes, params: CkksParams) -> None:
 def _check_not_transparent(words: NDArray[np.uint64]) -> None:
     if not words[words.size // 2 :].any():
         raise InvalidMessageError
-
-
-def unpack_public_key(public_key: bytes, params: CkksParams) -> NDArray[np.uint64]:
-    """Words of both polynomials of a holder's public key.
-
-    Raises:
-        InvalidMessageError: If it is none for these parameters, or would hide nothing.
-    """
-    if len(public_key) != params.public_key_bytes:
-        raise InvalidMessageError
-    moduli = params.key_moduli if isinstance(params, ProductParams) else params.moduli
-    words = unpack_polynomials(public_key, moduli, params.poly_modulus_degree)
-    _check_not_transparent(words)
-    return words
 
 
 def check_escrow_params(params: CkksParams) -> None:

@@ -11,7 +11,7 @@ from privfed.errors import InvalidMessageError, ParametersMismatchError, RoundMi
 from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive, encrypt_to
 from privfed.he.additive import CkksVector
-from privfed.he.codec import check_grid, pack_polynomials, pack_words, spread, unpack_words
+from privfed.he.codec import check_grid, pack_polynomials, pack_words, spread, unpack_public_key, unpack_words
 from privfed.he.escrow import (
     ENCRYPTION_KEY_BYTES,
     SealedVector,
@@ -19,9 +19,8 @@ from privfed.he.escrow import (
     check_whole_chunk,
     public_key_id,
     sealed_info,
-    unpack_public_key,
 )
-from privfed.he.params import BINDING_BYTES, CkksParams
+from privfed.he.params import BINDING_BYTES, CkksParams, ring_of
 from privfed.he.product_params import ProductParams
 from privfed.he.secret import StoredSecret, grid_points
 from privfed.hpke import unseal_with
@@ -43,7 +42,7 @@ class AttemptKey(Secret):
     def __init__(self, *, params: CkksParams, binding: bytes, seed: bytes, sealing_seed: bytes) -> None:
         self._params = params
         self._binding = binding
-        self._ring_key = RingKey(_ring(params), seed)
+        self._ring_key = RingKey(ring_of(params), seed)
         self._sealing_key = X25519PrivateKey.from_private_bytes(sealing_seed)
 
     @property
@@ -80,7 +79,7 @@ class AttemptKey(Secret):
             return pack_polynomials(self._ring_key.public_key(), params.key_moduli, params.poly_modulus_degree)
         zero = np.zeros((1, params.poly_modulus_degree), np.int64)
         ((first, seed),) = self._ring_key.encrypt([zero], slots=False)
-        return pack_words(np.concatenate((first, _seal_public.expand(_ring(params), seed))), params)
+        return pack_words(np.concatenate((first, _seal_public.expand(ring_of(params), seed))), params)
 
     def open_sum(self, total: CkksVector, *, coefficients: tuple[int, ...]) -> NDArray[np.int64]:
         """Opens a weighted sum to the weighted sum of the grid points, bit for bit, or refuses.
@@ -164,10 +163,6 @@ def encrypt_to_holder(grid: NDArray[np.int64], layout: Layout, params: CkksParam
         for start in range(0, grid.size, size):
             yield spread(grid[start : start + size], params)
 
-    words = encrypt_to(_ring(params), key, batches(), slots=params.slots)
+    words = encrypt_to(ring_of(params), key, batches(), slots=params.slots)
     chunks = tuple(pack_words(chunk, params) for chunk in words)
     return WholeVector(layout=layout, params=params, key_id=public_key_id(public_key), chunks=chunks)
-
-
-def _ring(params: CkksParams) -> _seal_public.Ring:
-    return _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots)

@@ -395,6 +395,11 @@ def _largest_sum(weight_sum: int, amplitude: int, *, prescaled: bool) -> int:
     return amplitude + weight_sum // 2 if prescaled else weight_sum * amplitude
 
 
+def ring_of(params: CkksParams) -> _seal_public.Ring:
+    """The ring in which vectors are encrypted under these parameters. Public."""
+    return _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots)
+
+
 def asymmetric_noise_variance(poly_modulus_degree: int) -> float:
     """Variance of a coefficient of e u + e0 + e1 s, the noise of encryption to a public key.
 

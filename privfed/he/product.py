@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from privfed.errors import InvalidMessageError, MaskUsedError
 from privfed.he import _seal_public
-from privfed.he.codec import pack_words, unpack_polynomials, unpack_words
+from privfed.he.codec import pack_words, unpack_public_key, unpack_words
 from privfed.he.params import KEY_ID_BYTES, SEED_BYTES
 from privfed.he.product_params import ProductParams
 from privfed.he.sketch import chunk_signs
@@ -81,20 +81,6 @@ class MaskedProducts:
 
     def __repr__(self) -> str:
         return f"MaskedProducts(uploads={self.count})"
-
-
-def check_public_key(public_key: bytes, params: ProductParams) -> NDArray[np.uint64]:
-    """Words of a round's public key, of both polynomials, each with a word for every prime of the chain.
-
-    Raises:
-        InvalidMessageError: If it is none for these parameters, or would hide nothing.
-    """
-    if len(public_key) != params.public_key_bytes:
-        raise InvalidMessageError
-    words = unpack_polynomials(public_key, params.key_moduli, params.poly_modulus_degree)
-    if not words.reshape(2, len(params.key_moduli), -1)[1].any(axis=1).all():
-        raise InvalidMessageError
-    return words
 
 
 class ZeroSumMask:
@@ -181,7 +167,7 @@ def masked_products(
         ValueError: If there are fewer than two.
         InvalidMessageError: If a chunk is not a valid ciphertext, or the public key none for these parameters; nothing was multiplied.
     """
-    zero = _seal_public.zeros_under(_seal_public.product_ring(), check_public_key(public_key, params))
+    zero = _seal_public.zeros_under(_seal_public.product_ring(), unpack_public_key(public_key, params))
     chunks = [
         pack_words(_masked(words, ZeroSumMask(params, zero).take(), params), params)
         for words in unmasked_products(read, count=count, layout=layout, params=params, seed=seed, most_at_once=most_at_once)

@@ -27,7 +27,7 @@ from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive
 from privfed.he.additive import CkksVector, SeededSum, check_coefficients
 from privfed.he.codec import check_grid, gather, pack_polynomials, pack_words, spread, unpack_words
-from privfed.he.params import KEY_ID_BYTES, SEED_BYTES, CkksParams, transform_roundoff
+from privfed.he.params import KEY_ID_BYTES, SEED_BYTES, CkksParams, ring_of, transform_roundoff
 from privfed.he.product_params import ProductParams
 from privfed.he.sketch import arranged, restored
 from privfed.he.tags import TAG_SECRET_BYTES, TagKey, Tags
@@ -81,7 +81,7 @@ class RoundKey(Secret):
 
     def __init__(self, *, params: CkksParams, seed: bytes, tag_secret: bytes) -> None:
         self._params = params
-        self._ring_key = RingKey(_seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots), seed)
+        self._ring_key = RingKey(ring_of(params), seed)
         self._public_seed = derive(seed, KEY_SEED_BYTES, b"privfed round public key v1")
         self._tag_key = TagKey(secret=tag_secret, params=params)
         self._key_id = self._ring_key.digest(b"privfed key id v1")[:KEY_ID_BYTES]
@@ -237,7 +237,7 @@ def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_k
     if params != round_key.params:
         raise ParametersMismatchError("the round key was made for other parameters; nothing was encrypted")
     check_grid(grid, layout, params)
-    ring = _seal_public.ring(params.poly_modulus_degree, params.modulus, slots=params.slots)
+    ring = ring_of(params)
     ring_key = round_key._take()  # pyright: ignore[reportPrivateUsage]
     tag_key = round_key._tag_key  # pyright: ignore[reportPrivateUsage]
     chunks, size = list[bytes](), params.chunk_coordinates * _CHUNKS_AT_ONCE

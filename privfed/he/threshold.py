@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError
+from privfed.he.additive import check_shape
 from privfed.he.codec import pack_words, unpack_words, weighted_words
 from privfed.he.params import BINDING_BYTES, KEY_ID_BYTES, CkksParams
 from privfed.update import Layout
@@ -49,11 +50,7 @@ class OnePolynomialVector:
     chunks: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        size = self.params.polynomial_bytes
-        if len(self.key_id) != KEY_ID_BYTES:
-            raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(self.key_id)}")
-        if len(self.chunks) != self.params.chunks(self.layout) or any(len(chunk) != size for chunk in self.chunks):
-            raise ValueError(f"expected {self.params.chunks(self.layout)} chunks of {size} bytes for this layout, got others")
+        check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.polynomial_bytes)
 
     def __repr__(self) -> str:
         return f"OnePolynomialVector(size={self.layout.size}, chunks={len(self.chunks)})"

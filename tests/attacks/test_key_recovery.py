@@ -14,7 +14,6 @@ from privfed.attacks.key_recovery import (
     RecoveredKey,
     craft_sum,
     decrypt,
-    public_ring,
     read_crafted,
     read_upload,
     real_parts,
@@ -26,7 +25,7 @@ from privfed.attacks.observation import NotApplicable
 from privfed.errors import DecryptionError, TamperedAggregateError
 from privfed.he.additive import CkksVector, weighted_sum
 from privfed.he.codec import gather, unpack_words
-from privfed.he.params import CkksParams
+from privfed.he.params import CkksParams, ring_of
 from privfed.he.peers import PeerSetting, hold_peer_round
 from privfed.he.secret import RoundBinding, RoundKey, SharedKey, check_sum, encrypt, open_sum
 from privfed.update import Layout
@@ -124,7 +123,7 @@ class Ours:
         return check_sum(total, self.key(), sealed_tags=sealed, coefficients=self.coefficients)
 
     def attack(self, published: list[Any]) -> RecoveredKey | NotApplicable:
-        ring = public_ring(self.params)
+        ring = ring_of(self.params)
         return recover_key(ring, see_sum(self.total), [real_parts(numbers, self.params) for numbers in published])
 
 

@@ -15,8 +15,8 @@ from privfed.errors import (
     RoundMismatchError,
 )
 from privfed.he import product_params
-from privfed.he.codec import dequantise, quantise, unpack_words, weighted_words
-from privfed.he.escrow import RunningSum, WholeVector, check_whole_chunk, unpack_public_key
+from privfed.he.codec import dequantise, quantise, unpack_public_key, unpack_words, weighted_words
+from privfed.he.escrow import RunningSum, WholeVector, check_whole_chunk
 from privfed.he.escrow_secret import AttemptKey, EscrowKey, encrypt_to_holder
 from privfed.he.params import CkksParams
 from privfed.he.product import Assurance
@@ -213,7 +213,8 @@ def test_keys_and_chunks_that_are_none_are_refused(key: AttemptKey, public: byte
     assert len(public) == PARAMS.public_key_bytes == 2 * 8192 * (8 + 5 + 3)
     assert key.public_key() != public
     half = len(public) // 2
-    for wrong in (b"", public[:-1], public[:half] + bytes(half), b"\xff" * len(public), public[: PARAMS.sum_chunk_bytes]):
+    one_prime = public[:half] + bytes(8192 * 8) + public[half + 8192 * 8 :]
+    for wrong in (b"", public[:-1], public[:half] + bytes(half), one_prime, b"\xff" * len(public), public[: PARAMS.sum_chunk_bytes]):
         with pytest.raises(InvalidMessageError):
             unpack_public_key(wrong, PARAMS)
         with pytest.raises(RoundMismatchError):

@@ -20,9 +20,9 @@ from privfed.errors import (
 )
 from privfed.he import _seal_public, product
 from privfed.he.additive import weighted_sum
-from privfed.he.codec import dequantise, gather, interpolate, pack_words, quantise, unpack_words
+from privfed.he.codec import dequantise, gather, interpolate, pack_words, quantise, unpack_public_key, unpack_words
 from privfed.he.params import FRESH_NOISE_VARIANCE, SEED_BYTES, CkksParams
-from privfed.he.product import Assurance, MaskedProducts, ZeroSumMask, check_public_key, masked_products, pairs, unmasked_products
+from privfed.he.product import Assurance, MaskedProducts, ZeroSumMask, masked_products, pairs, unmasked_products
 from privfed.he.product_params import ProductParams
 from privfed.he.product_secret import open_own_products, open_products
 from privfed.he.profiles import STANDARD
@@ -70,7 +70,7 @@ def new_mask(key):
 
 
 def zero_of(key):
-    return _seal_public.zeros_under(_seal_public.product_ring(), check_public_key(key.public_key(), EXACT))
+    return _seal_public.zeros_under(_seal_public.product_ring(), unpack_public_key(key.public_key(), EXACT))
 
 
 def no_zero():
@@ -503,7 +503,7 @@ def test_the_noise_of_the_public_key_is_drawn_from_another_seed_than_the_key():
     # SEAL draws the seed of `a` first, and then the noise: of the key's own seed that would be what the key was drawn from.
     seed = bytes(range(64))
     key = RoundKey(params=EXACT, seed=seed, tag_secret=bytes(TAG_SECRET_BYTES))
-    made, wrong = check_public_key(key.public_key(), EXACT), key._ring_key.public_key_of(seed)
+    made, wrong = unpack_public_key(key.public_key(), EXACT), key._ring_key.public_key_of(seed)
     assert key._public_seed != seed
     assert not np.array_equal(made, wrong)
     assert np.array_equal(made, key._ring_key.public_key_of(key._public_seed))

@@ -259,7 +259,7 @@ def test_vectors_that_do_not_belong_together_are_not_added(banks: Dealt) -> None
         sum_polynomials([], params)
     with pytest.raises(ValueError, match="at most 5 chunks"):
         sum_polynomials([vector.chunks[0]] * 6, params)
-    with pytest.raises(ValueError, match="chunks of"):
+    with pytest.raises(ValueError, match="chunks for this layout"):
         OnePolynomialVector(layout=LAYOUT, params=params, key_id=bytes(16), chunks=vector.chunks[:1])
     with pytest.raises(ValueError, match="key id"):
         OnePolynomialVector(layout=LAYOUT, params=params, key_id=b"", chunks=vector.chunks)
