@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from privfed.aggregation.rules import PlaintextRule
 from privfed.agreement import SESSION_BYTES
 from privfed.attacks.facts import TableSchema
 from privfed.attacks.poisoning import InnerProductManipulation, Knowledge, UpdateAttack, sign_flip
@@ -114,8 +115,12 @@ def rehearse_poisoning(consortium: Consortium, model: nn.Module, *, schema: Tabl
                 validator=reference,
                 noise_energy=consortium.noise_energy(start.layout.size),
             )
-        except (CohortError, OpeningRefusedError, ValueError):  # a rule that sees every update refuses too few clients as a value
+        except (CohortError, OpeningRefusedError):
             return None
+        except ValueError:
+            if not isinstance(consortium.rule, PlaintextRule):
+                raise
+            return None  # a rule that sees every update refuses too few clients as a value
         share = 0.0 if combined.aggregate is None else combined.coefficients[liar.name] / sum(combined.coefficients.values())
         return combined.movement.values, share
 
