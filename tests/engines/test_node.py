@@ -197,6 +197,14 @@ def test_a_damaged_note_of_what_was_asked_last_is_refused(tmp_path: Path) -> Non
             Node(deployed.folder("bank_0"))
 
 
+def test_a_damaged_record_of_rounds_is_refused(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path, private=False)
+    for line in ('{"begun": {}}', '{"opened": {}}', '{"opened": 3}', '{"opened": {"round": "1"}}', '{"opened": {"round": -1}}', "[]"):
+        (deployed.folder("bank_0") / "rounds.jsonl").write_text(f"{line}\n")
+        with pytest.raises(DamagedFileError, match=r"rounds\.jsonl"):
+            Node(deployed.folder("bank_0"))
+
+
 def test_two_nodes_do_not_work_in_one_folder_and_a_closed_one_answers_nothing(tmp_path: Path) -> None:
     deployed = deploy(tmp_path, private=False)
     node = Node(deployed.folder("bank_0"))
