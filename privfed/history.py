@@ -8,7 +8,7 @@ from typing import Any
 from privfed.agreement import OpeningPolicy
 from privfed.he.params import CkksParams
 from privfed.round_record import FailedRound, RoundRecord
-from privfed.strict_json import real
+from privfed.strict_json import real, whole
 from privfed.training.evaluate import Evaluation, EvaluationScope
 from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.update import PlainVector
@@ -88,8 +88,8 @@ def _check_kinds(fields: Mapping[str, Any]) -> None:
     evaluation = {} if fields["evaluation"] is None else fields["evaluation"]
     counted = [evaluation[name] for name in ("positives", "records") if evaluation]
     counted += [] if fields["grid_error_max"] is None else [fields["grid_error_max"]]
-    if not all(type(count) is int and count >= 0 for count in counted):
-        raise ValueError("expected whole numbers from 0 where a round counts something, got something else")
+    for count in counted:
+        whole(count)
     metrics = [value for name, value in evaluation.items() if name != "scope"]
     for number in (*metrics, *fields["epsilon"].values()):
         if number is not None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
-from privfed.strict_json import real
+from privfed.strict_json import real, whole
 from privfed.update import effective_clients
 
 T = TypeVar("T")
@@ -93,8 +93,8 @@ def _check_kinds(record: Mapping[str, Any]) -> None:
     """Refuses a record with a text for a number, or the like, with a ValueError."""
     counted = [record["round"], *(count for part in ("coefficients", "bytes_up", "bytes_down") for count in record[part].values())]
     counted += [record[name] for name in ("attempt", "disclosed", "bytes_scoring") if name in record]
-    if not all(type(count) is int and count >= 0 for count in counted):
-        raise ValueError("expected whole numbers from 0 where a round counts something, got something else")
+    for count in counted:
+        whole(count)
     for number in record["seconds"].values():
         real(number)
     lists = (record["selected"], record["refused"])
@@ -131,10 +131,10 @@ class FailedRound:
         """
         try:
             silent = {name: Stage[stage] for name, stage in fields["silent"].items()}
-            number, reason = fields["round"], fields["reason"]
+            number, reason = whole(fields["round"]), fields["reason"]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("expected a round as FailedRound.to_json gives it, got something else") from error
-        if type(number) is not int or number < 0 or not isinstance(reason, str):
+        if not isinstance(reason, str):
             raise ValueError("expected the number of a round and a reason, got something else")
         return cls(round=number, silent=silent, reason=reason)
 

@@ -50,6 +50,17 @@ def real(value: object) -> float:
     return value
 
 
+def whole(value: object) -> int:
+    """A value that must be a whole number from 0, and not a truth value.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if type(value) is not int or value < 0:
+        raise ValueError(f"expected a whole number from 0, got {type(value).__name__}")
+    return value
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from privfed.strict_json import canonical, checksum, parse, real
+from privfed.strict_json import canonical, checksum, parse, real, whole
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,10 @@ def test_a_truth_value_and_a_text_are_no_numbers() -> None:
     for value in (True, "1", None, [1]):
         with pytest.raises(ValueError, match="expected a number"):
             real(value)
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, True, "1", None])
+def test_a_whole_number_is_nothing_else(value: object) -> None:
+    with pytest.raises(ValueError, match="expected a whole number from 0, got"):
+        whole(value)
+    assert whole(0) == 0

@@ -75,13 +75,13 @@ def check(folder: PartyFolder, *, as_json: AsJson = False) -> None:
     from privfed.deploy.deployment import party_name  # noqa: PLC0415 # --help must not wait for the cryptography
     from privfed.engines.deployments import problems as find  # noqa: PLC0415
 
-    problems = find(folder)
+    name, problems = party_name(folder), find(folder)
     if as_json:
-        print_json({"party": party_name(folder), "problems": problems})
+        print_json({"party": name, "problems": problems})
     else:
         for problem in problems:
             typer.echo(problem)
     if problems:
         raise typer.Exit(PROBLEMS)
     if not as_json:
-        typer.echo(f"Nothing is wrong with the folder of {party_name(folder)}, as far as it can be told from here.")
+        typer.echo(f"Nothing is wrong with the folder of {name}, as far as it can be told from here.")

@@ -33,13 +33,7 @@ def certificate_problems(certificate: Path, *, key: Path, authority: Path, name:
         return [f"{certificate.name}: the certificate, or that of its authority, cannot be read ({error}); {again}"]
     found: list[str] = []
     for which, each in (("certificate", held), ("authority's certificate", root)):
-        if each.not_valid_after_utc <= now:
-            found.append(f"{certificate.name}: the {which} expired on {_minute(each.not_valid_after_utc)}; {again}")
-        if each.not_valid_before_utc > now:
-            found.append(
-                f"{certificate.name}: the {which} begins on {_minute(each.not_valid_before_utc)} and the clock of this machine says "
-                f"{_minute(now)}; set the clock"
-            )
+        found += date_problems(each, said=f"{certificate.name}: the {which}", now=now, again=again)
     try:
         held.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature):
@@ -47,6 +41,25 @@ def certificate_problems(certificate: Path, *, key: Path, authority: Path, name:
     if (subject := _common_name(held)) != name:
         found.append(f"{certificate.name}: it belongs to {subject!r}, not to {name!r}; put the file of {name!r} back, or {again}")
     return [*found, *_key_problems(held, certificate=certificate, key=key, again=again)]
+
+
+def date_problems(certificate: x509.Certificate, *, said: str, now: datetime, again: str) -> list[str]:
+    """What is wrong with when a certificate counts, a line each; nothing, if it counts now.
+
+    Args:
+        certificate: Anybody's.
+        said: What it is called, in front of what is wrong with it.
+        now: The time, with its zone.
+        again: What to do where it expired.
+    """
+    found: list[str] = []
+    if certificate.not_valid_after_utc <= now:
+        found.append(f"{said} expired on {_minute(certificate.not_valid_after_utc)}; {again}")
+    if certificate.not_valid_before_utc > now:
+        found.append(
+            f"{said} begins on {_minute(certificate.not_valid_before_utc)} and the clock of this machine says {_minute(now)}; set the clock"
+        )
+    return found
 
 
 def _key_problems(held: x509.Certificate, *, certificate: Path, key: Path, again: str) -> list[str]:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from privfed.agreement import Agreement
 from privfed.deploy.deployment import KEY_HOLDER, Deployment, installed
-from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, RULE, SHARED_KEY, read_agreement
+from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, RULE, SHARED_KEY, answering_parties, read_agreement
 from privfed.engines.site_code import with_rule
 from privfed.errors import AgreementMismatchError, KeyRefusedError
-from privfed.identity import Identity, PublicIdentity
+from privfed.identity import Identity
 from privfed.keys.load import load_escrow_key, load_shared_key
-from privfed.trust import EscrowTrust
 
 _CLOCK_SLACK = timedelta(minutes=5)
 
@@ -34,18 +33,18 @@ def party_problems(folder: Path, deployment: Deployment, *, name: str, now: date
             f"the clock of this machine says {now:%Y-%m-%d %H:%M}, before this deployment was made ({made:%Y-%m-%d %H:%M} UTC); "
             "set the clock"
         )
-    for distribution, version in deployment.versions.items():
-        here = installed(distribution)[distribution]
+    for distribution, here in installed(*deployment.versions).items():
+        version = deployment.versions[distribution]
         if here != version:
             found.append(f"{distribution} is {here} here and {version} at the others; install {distribution}=={version}")
-    return found + _key_problems(folder, deployment, name) + _rule_problems(folder, deployment, name)
-
-
-def _rule_problems(folder: Path, deployment: Deployment, name: str) -> list[str]:
     try:
         agreement = read_agreement(folder)
-    except (OSError, ValueError):
-        return []  # said of the keys
+    except (OSError, ValueError) as error:
+        return [*found, f"{AGREEMENT} cannot be read ({error}); copy it from another party, it is public and the same for all"]
+    return found + _key_problems(folder, deployment, agreement, name) + _rule_problems(folder, deployment, agreement, name)
+
+
+def _rule_problems(folder: Path, deployment: Deployment, agreement: Agreement, name: str) -> list[str]:
     if name not in deployment.parties:
         return []
     try:
@@ -57,13 +56,10 @@ def _rule_problems(folder: Path, deployment: Deployment, name: str) -> list[str]
     return []
 
 
-def _key_problems(folder: Path, deployment: Deployment, name: str) -> list[str]:
-    try:
-        agreement = read_agreement(folder)
-    except (OSError, ValueError) as error:
-        return [f"{AGREEMENT} cannot be read ({error}); copy it from another party, it is public and the same for all"]
+def _key_problems(folder: Path, deployment: Deployment, agreement: Agreement, name: str) -> list[str]:
     found: list[str] = []
-    pinned = _pinned(agreement, name)
+    server = agreement.roster.server
+    pinned = ({server.name: server} | answering_parties(agreement)).get(name)
     try:
         if pinned is None:
             found.append(f"{AGREEMENT} knows no {name!r}; take the folder that was made for this party")
@@ -89,9 +85,3 @@ def _key_problems(folder: Path, deployment: Deployment, name: str) -> list[str]:
         if deployment.key and key.fingerprint != deployment.key:
             found.append(f"{path.name} is another key than that of this deployment; put the right one back, and compare fingerprints")
     return found
-
-
-def _pinned(agreement: Agreement, name: str) -> PublicIdentity | None:
-    holder = agreement.trust.holder if isinstance(agreement.trust, EscrowTrust) else None
-    everybody = [agreement.roster.server, *agreement.roster.clients, *([] if holder is None else [holder])]
-    return next((party for party in everybody if party.name == name), None)

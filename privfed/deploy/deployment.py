@@ -22,7 +22,8 @@ Engine = Literal["flare", "flower"]
 
 _MOST_BYTES = 1_000_000
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")
-_ENGINE_DISTRIBUTIONS: dict[str, str] = {"flare": "nvflare", "flower": "flwr"}
+ENGINE_DISTRIBUTIONS: dict[str, str] = {"flare": "nvflare", "flower": "flwr"}
+"""What brings each engine: the name of the distribution, and of its module."""
 
 
 def installed(*distributions: str) -> dict[str, str]:
@@ -41,7 +42,7 @@ def installed(*distributions: str) -> dict[str, str]:
 
 def versions_here(engine: str) -> dict[str, str]:
     """Installed versions of what must be the same at every party. TenSEAL brings SEAL."""
-    return installed("privfed", "tenseal", _ENGINE_DISTRIBUTIONS[engine])
+    return installed("privfed", "tenseal", ENGINE_DISTRIBUTIONS[engine])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

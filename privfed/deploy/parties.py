@@ -51,9 +51,10 @@ def make_parties(plan: Plan, folder: Path) -> Deployment:
     """
     if folder.exists():
         raise DeploymentError(f"{folder} is there already; nothing was done; name a new folder")
-    start = initial_values(plan.site)
+    site = _defined(plan.site, "model() and client()")
+    start = _initial_values(plan, site)
     rule = _agreed_rule(plan)
-    _check_correction(plan, rule)
+    _check_correction(plan, site, rule)
     make_folder(folder)
     try:
         return _make(plan, folder, start, rule)
@@ -62,19 +63,33 @@ def make_parties(plan: Plan, folder: Path) -> Deployment:
         raise
 
 
-def initial_values(site: Path) -> PlainVector:
-    """The weights from which the model of a site file starts.
+def _defined(path: Path, what: str) -> Mapping[str, Any]:
+    """The names that a file defines.
+
+    Raises:
+        DeploymentError: If there is no such file.
+    """
+    if not path.is_file():
+        raise DeploymentError(f"there is no file {path}; nothing was done; name a Python file with {what}")
+    return runpy.run_path(str(path))
+
+
+def _made(names: Mapping[str, Any], name: str) -> Any:
+    """What a function of a file returns; None if the file has no such function."""
+    make = names.get(name)
+    return make() if callable(make) else None
+
+
+def _initial_values(plan: Plan, site: Mapping[str, Any]) -> PlainVector:
+    """The weights from which the model of the site file starts.
 
     Raises:
         DeploymentError: If the file has no `model()` that makes a module.
         UnsupportedModelError: As `check_model`.
     """
-    if not site.is_file():
-        raise DeploymentError(f"there is no file {site}; nothing was done; name a Python file with model() and client()")
-    make = runpy.run_path(str(site)).get("model")
-    model = make() if callable(make) else None
+    model = _made(site, "model")
     if not isinstance(model, nn.Module):
-        raise DeploymentError(f"{site.name} has no model() that returns a torch module; nothing was done")
+        raise DeploymentError(f"{plan.site.name} has no model() that returns a torch module; nothing was done")
     check_model(model)
     return values_of(model)
 
@@ -88,23 +103,19 @@ def _agreed_rule(plan: Plan) -> Rule | CumulativeRule:
     """
     if plan.rule is None:
         return FedAvg()
-    if not plan.rule.is_file():
-        raise DeploymentError(f"there is no file {plan.rule}; nothing was done; name a Python file with rule()")
-    make = runpy.run_path(str(plan.rule)).get("rule")
-    rule = make() if callable(make) else None
+    rule = _made(_defined(plan.rule, "rule()"), "rule")
     if not hasattr(rule, "needs_gram") and not isinstance(rule, PlaintextRule):
         raise DeploymentError(f"{plan.rule.name} has no rule() that returns a rule; nothing was done")
     return check_openable(cast("Rule", rule), min_clients=plan.min_clients)
 
 
-def _check_correction(plan: Plan, rule: Rule | CumulativeRule) -> None:
+def _check_correction(plan: Plan, site: Mapping[str, Any], rule: Rule | CumulativeRule) -> None:
     """Refuses SCAFFOLD in the site file where its variates would not follow from what is opened. How banks train, they know alone.
 
     Raises:
         UnsupportedInThisModeError: If they would not.
     """
-    make = runpy.run_path(str(plan.site)).get("correction")
-    correction = make() if callable(make) else None
+    correction = _made(site, "correction")
     if not isinstance(correction, Scaffold):
         return
     if plan.mode == "ThresholdKey":

@@ -28,7 +28,6 @@ from privfed.deploy.deployment import Engine
 from privfed.errors import DeploymentError
 
 Mode = Literal["SharedKey", "EscrowKey", "ThresholdKey"]
-MODES: tuple[Mode, ...] = ("SharedKey", "EscrowKey", "ThresholdKey")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +86,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.engine not in get_args(Engine):
             raise ValueError(f"expected an engine of {', '.join(get_args(Engine))}, got {self.engine!r}")
-        if self.mode not in MODES:
-            raise ValueError(f"expected a mode of {', '.join(MODES)}, got {self.mode!r}")
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"expected a mode of {', '.join(get_args(Mode))}, got {self.mode!r}")
         if self.mode != "ThresholdKey" and (self.corrupted or self.dropouts):
             raise ValueError(f"expected corrupted and dropouts with ThresholdKey alone, got them with {self.mode}")
         if bool(self.session) != (self.mode == "SharedKey" and self.roster is not None):

@@ -11,7 +11,7 @@ from privfed.engines.envelope import Answer, Request
 from privfed.engines.last_asked import LastAsked
 from privfed.engines.party_folder import ROSTER, SHARED_KEY, STATE
 from privfed.engines.site_code import called, run_site, with_rule
-from privfed.errors import PrivFedError
+from privfed.errors import BudgetExceededError, OpeningRefusedError, PrivFedError
 from privfed.escrow_session import EscrowSession
 from privfed.identity import Identity
 from privfed.keys.load import load_shared_key
@@ -26,6 +26,8 @@ from privfed.trust import EscrowTrust, ThresholdTrust
 
 if TYPE_CHECKING:
     from privfed.training.randomness import Randomness
+
+_REFUSALS = {Outcome.DONE: "", Outcome.OVER_BUDGET: BudgetExceededError.__name__, Outcome.ABORTED: OpeningRefusedError.__name__}
 
 
 class Bank:
@@ -111,12 +113,11 @@ class Bank:
             self._asked.check(context)
         try:
             for reply in ask(self._participant, request.step, context, request.payload, name=name):
-                refusal = {Outcome.DONE: "", Outcome.OVER_BUDGET: "BudgetExceededError", Outcome.ABORTED: "OpeningRefusedError"}
                 weighing = reply.weighing
                 facts: dict[str, Any] = {}
                 if weighing is not None:
                     facts = {"fallback": weighing.fallback.name, "disclosed": weighing.disclosed, "assurance": weighing.assurance}
-                answer = Answer(name=name, refusal=refusal[reply.outcome], facts=facts, payload=reply.message)
+                answer = Answer(name=name, refusal=_REFUSALS[reply.outcome], facts=facts, payload=reply.message)
         except PrivFedError as caught:
             if not answer.refusal:
                 raise
@@ -128,11 +129,10 @@ class Bank:
         context, opened = request.context, self._participant.opened
         if request.step is not Step.OPEN or context.round not in self._session.state.rounds:
             return None
-        known = opened is not None and opened.round == context.round
         return {
             "round": context.round,
             "attempt": context.attempt,
-            "coefficients": dict(opened.coefficients) if known and opened is not None else None,
+            "coefficients": dict(opened.coefficients) if opened is not None and opened.round == context.round else None,
             "epsilon": self.epsilon,
         }
 

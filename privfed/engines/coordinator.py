@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,10 +29,12 @@ class CoordinatedRun:
     Args:
         rounds: A record per round that was held.
         failed: Rounds that were not held.
+        first: Number of the round with which this call began; those before were in the folder.
     """
 
     rounds: tuple[RoundRecord, ...]
     failed: tuple[FailedRound, ...]
+    first: int
 
 
 def coordinate(
@@ -97,7 +100,8 @@ class _Coordinator:
         log = self._log
         log.begin()
         self._events.write("started", rounds=rounds, held=len(log.held), failed=len(log.failed))
-        for number in range(len(log.held) + len(log.failed), rounds):
+        first = len(log.held) + len(log.failed)
+        for number in range(first, rounds):
             self._parties = None
             try:
                 record = self._hold(number)
@@ -115,7 +119,7 @@ class _Coordinator:
         self._write_metrics()
         if not log.held:
             raise CohortError(f"none of {rounds} rounds could be held; the last one: {log.failed[-1].reason}")
-        return CoordinatedRun(rounds=tuple(log.held), failed=tuple(log.failed))
+        return CoordinatedRun(rounds=tuple(log.held), failed=tuple(log.failed), first=first)
 
     def _check_approved(self, number: int, error: CohortError) -> None:
         """Stops where a client, or the key holder, saw the digest and said no: the next round might be charged for the same refusal.
@@ -162,12 +166,9 @@ class _Coordinator:
                     name: stage for name, stage in log.silent(number, attempt=context.attempt).items() if stage <= Stage.UPLOAD
                 } | silent
             present = [name for name in roster.names if name not in behind]
+            fell_silent = partial(log.add_silent, context)
             for name, stage in silent.items():
-                log.add_silent(context, name, stage)
-
-            def fell_silent(name: str, stage: Stage, context: RoundContext = context) -> None:
-                log.add_silent(context, name, stage)
-
+                fell_silent(name, stage)
             parties = self._parties = RemoteParties(
                 self._correspondence, names=present, silent=silent, events=self._events, fell_silent=fell_silent
             )

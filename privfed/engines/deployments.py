@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from privfed.deploy.check import party_problems
-from privfed.deploy.deployment import SERVER, Deployment, party_name
+from privfed.deploy.deployment import ENGINE_DISTRIBUTIONS, SERVER, Deployment, party_name
 from privfed.deploy.plan import Plan
 from privfed.errors import DeploymentError
 from privfed.files import make_folder
@@ -94,6 +94,6 @@ def _write_engine(deployment: Deployment, folder: Path) -> None:
 
 
 def _check_engine(engine: str) -> None:
-    module = {"flare": "nvflare", "flower": "flwr"}[engine]
+    module = ENGINE_DISTRIBUTIONS[engine]
     if importlib.util.find_spec(module) is None:
         raise DeploymentError(f"the engine {engine} needs {module}; nothing was done; pip install 'privfed[{engine}]'")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from privfed.engines.envelope import Answer, Request, open_request, seal_answer
 from privfed.engines.metrics import EventLog, Metrics
 from privfed.engines.party_folder import ROUNDS, answering_parties, own_identity, read_agreement
-from privfed.engines.run_log import RunLog
+from privfed.engines.run_log import RunLog, damaged
 from privfed.errors import (
     AgreementMismatchError,
     BudgetExceededError,
@@ -21,6 +21,7 @@ from privfed.errors import (
 )
 from privfed.files import FolderLock, sweep
 from privfed.phases import Step
+from privfed.strict_json import whole
 
 if TYPE_CHECKING:
     from privfed.engines.bank import Bank
@@ -57,7 +58,7 @@ class Node:
             self._events = EventLog(folder, party=self._identity.name)
             self._metrics = Metrics(folder, party=self._identity.name)
             self._rounds = RunLog(folder / ROUNDS)
-            self._recorded = {entry["opened"]["round"] for entry in self._rounds.entries(used=False)}
+            self._recorded = _recorded(self._rounds, folder / ROUNDS)
             self._party = self._open(folder)
         except BaseException:
             self._folder_lock.release()
@@ -147,6 +148,18 @@ class Node:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
+
+
+def _recorded(log: RunLog, path: Path) -> set[int]:
+    """The rounds of which there is a record already.
+
+    Raises:
+        DamagedFileError: If a line is none that a node writes; nothing was changed.
+    """
+    try:
+        return {whole(entry["opened"]["round"]) for entry in log.entries(used=False)}
+    except (ValueError, TypeError, LookupError) as error:
+        raise damaged(path) from error
 
 
 def _place(request: Request) -> dict[str, object]:

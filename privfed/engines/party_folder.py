@@ -8,6 +8,7 @@ escrow.key       of the key holder
 site.py          of a bank: its own code, see `privfed.engines.site_code`
 rule.py          of a bank and the key holder, where the rule looks at inner products: the rule, the same everywhere
 state/           of a bank and the key holder: what must not be forgotten
+asked.json       of a bank: the round and attempt that it was asked to take part in last
 spool/           of the server: the messages of all rounds
 rounds.jsonl     a record per round; of the server also what it must know after a restart
 events.jsonl     a line per event; metrics.json and metrics.prom: counters

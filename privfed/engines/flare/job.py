@@ -27,7 +27,7 @@ def write_job(folder: Path, *, name: str, parties: Sequence[str], min_parties: i
         FileExistsError: If there is such a folder.
     """
     folder.mkdir()
-    _write(
+    write_json(
         folder / "meta.json",
         {
             "name": name,
@@ -38,7 +38,7 @@ def write_job(folder: Path, *, name: str, parties: Sequence[str], min_parties: i
         },
     )
     nothing: dict[str, object] = {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
-    _write(
+    write_json(
         folder / "server" / "config" / "config_fed_server.json",
         nothing
         | {
@@ -46,12 +46,13 @@ def write_job(folder: Path, *, name: str, parties: Sequence[str], min_parties: i
             "workflows": [{"id": "coordinator", "path": COORDINATOR, "args": dict(arguments)}],
         },
     )
-    _write(
+    write_json(
         folder / "party" / "config" / "config_fed_client.json",
         nothing | {"executors": [{"tasks": [TASK], "executor": {"path": PARTY, "args": {}}}]},
     )
 
 
-def _write(path: Path, content: Mapping[str, object]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Writes a file of FLARE's, over one that is there, and makes the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,9 +1,7 @@
 """FLARE's start-up kits for every party of a deployment, with mutual TLS, hardened policies, and a command to start."""
 
-import json
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +13,7 @@ from nvflare.lighter.impl.workspace import WorkspaceBuilder
 from nvflare.lighter.provisioner import Provisioner
 
 from privfed.deploy.deployment import OPERATOR, SERVER, Deployment
-from privfed.engines.flare.job import write_job
+from privfed.engines.flare.job import write_job, write_json
 from privfed.engines.flare.policies import AUTHORIZATION, KIT, STORAGE, client_resources, server_resources
 from privfed.errors import DeploymentError
 
@@ -126,8 +124,8 @@ class _Log:
 
 def _harden(kit: Path, *, server: bool) -> None:
     local = kit / "local"
-    _write_json(local / "authorization.json", AUTHORIZATION)
-    _write_json(local / "resources.json", server_resources() if server else client_resources())
+    write_json(local / "authorization.json", AUTHORIZATION)
+    write_json(local / "resources.json", server_resources() if server else client_resources())
     for path in (kit, *kit.rglob("*")):
         path.chmod(0o700 if path.is_dir() else 0o600)
     if server:
@@ -153,7 +151,3 @@ def _write_text(path: Path, text: str, mode: int) -> None:
 
 def _organisation(name: str) -> str:
     return name.replace("-", "_").replace(".", "_")
-
-
-def _write_json(path: Path, content: Mapping[str, object]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from privfed.deploy.certificates import date_problems
 from privfed.deploy.deployment import OPERATOR, SERVER, Deployment
 from privfed.engines.flower import scripts
 from privfed.engines.flower.app import bundle_hash, installed_hash, write_app
@@ -74,7 +75,7 @@ def problems(folder: Path, deployment: Deployment, *, name: str, now: datetime) 
             found.append(f"{secret} can be read by others than its owner; run: chmod 600 {place / secret}")
     for certificate in ("ca.pem", "server.pem"):
         if (place / certificate).exists():
-            found += _expired(place / certificate, now)
+            found += _certificate_problems(place / certificate, now)
     found += _server_problems(place, deployment) if name == SERVER else _app_problems(place)
     return found + _port_problems(deployment, authority=place / "ca.pem", server=name == SERVER)
 
@@ -129,16 +130,12 @@ def _missing_settings(place: Path) -> list[str]:
     ]
 
 
-def _expired(path: Path, now: datetime) -> list[str]:
+def _certificate_problems(path: Path, now: datetime) -> list[str]:
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
         return [f"{path.name} is no certificate ({error}); put it back"]
-    if now > certificate.not_valid_after_utc:
-        return [f"{path.name} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; get a new one"]
-    if now < certificate.not_valid_before_utc:
-        return [f"{path.name} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; set the clock"]
-    return []
+    return date_problems(certificate, said=path.name, now=now, again="get a new one")
 
 
 def _write(place: Path, files: dict[str, bytes | str], *, executable: bool = False) -> None:

@@ -18,8 +18,6 @@ from privfed.engines.exchange import Exchange, TimeOuts
 from privfed.engines.flower.app import TIME_OUT
 from privfed.engines.flower.exchange import FlowerExchange, registered
 from privfed.engines.forbidden import forbid_secrets
-from privfed.engines.party_folder import ROUNDS
-from privfed.engines.server_log import ServerLog
 from privfed.errors import CohortError
 from privfed.files import read_pinned
 
@@ -81,9 +79,8 @@ def hold_rounds(folder: Path, exchange: Exchange, *, config: Mapping[str, object
     """
     rounds: Any = config["rounds"]
     time_outs: Any = {field.name: config[TIME_OUT + field.name] for field in fields(TimeOuts)}
-    failed_before = len(ServerLog(folder / ROUNDS, used=False).failed)
     run = coordinate(folder, exchange, rounds=rounds, time_outs=TimeOuts(**time_outs))
-    if failed := run.failed[failed_before:]:
+    if failed := [each for each in run.failed if each.round >= run.first]:
         raise CohortError(
             f"{len(failed)} of {rounds} rounds were not held, and nothing of them was opened; the last one: {failed[-1].reason}; what was "
             "held stays; ask for more rounds to go on"

@@ -14,13 +14,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
+from privfed.deploy.deployment import SERVER
 from privfed.engines.coordinator import CoordinatedRun, coordinate
 from privfed.engines.exchange import TimeOuts
 from privfed.engines.flower.envelope import seal, unseal
 from privfed.engines.flower.exchange import FlowerExchange, Online
 from privfed.engines.party_folder import answering_parties, read_agreement
 
-_SERVER = "server"
 _START_SECONDS = 600.0
 
 
@@ -43,14 +43,14 @@ def simulate(folder: Path, *, rounds: int, time_outs: TimeOuts | None = None, wo
     """
     if workers < 1:
         raise ValueError(f"expected at least 1 worker, got {workers}")
-    names = sorted(answering_parties(read_agreement(folder / _SERVER)))
+    names = sorted(answering_parties(read_agreement(folder / SERVER)))
     runs: list[CoordinatedRun] = []
     server_app, client_app = ServerApp(), ClientApp()
 
     @server_app.main()
     def _coordinate(grid: Grid, context: Context) -> None:  # noqa: ARG001 -- Flower calls it by position
         exchange = FlowerExchange(grid, nodes=lambda grid: _any_node_for_each(grid, names))
-        runs.append(coordinate(folder / _SERVER, exchange, rounds=rounds, time_outs=time_outs or TimeOuts(status=_START_SECONDS)))
+        runs.append(coordinate(folder / SERVER, exchange, rounds=rounds, time_outs=time_outs or TimeOuts(status=_START_SECONDS)))
 
     @client_app.train()
     def _answer(message: Message, context: Context) -> Message:  # noqa: ARG001 -- Flower calls it by position

@@ -94,8 +94,6 @@ def guard(apps: Collection[str], *, refused: Callable[[str], None]) -> None:
 
         return pull(**others | {"get_run": run_of, "get_fab": bundle_of, "trusted_entities": {"privfed": "allow-list"}})
 
-    internals._pull_and_store_message = checked
-
     def verified(fab: Any, trusted_entities: object) -> bool:  # noqa: ARG001 -- Flower's type, and its call
         return is_allowed(fab, apps)
 

@@ -19,7 +19,8 @@ from privfed.engines.flower.doorway import Answering, ask, serve
 from privfed.engines.flower.exchange import FlowerExchange, registered
 from privfed.engines.flower.server import hold_rounds
 from privfed.engines.node import Node
-from privfed.errors import CohortError
+from privfed.errors import CohortError, FolderInUseError
+from privfed.files import FolderLock
 from privfed.he.secret import SharedKey
 from tests.engines.deployed import SERVER, Deployed, deploy, simulated
 from tests.engines.flower.grid import ANode, InProcessGrid, a_task
@@ -130,3 +131,14 @@ def test_a_run_in_which_one_round_failed_fails_though_the_others_were_held_and_a
         grid.nodes[2] = away
         run(deployed, grid, rounds=3)
     assert [record.round for record in held(deployed)] == [0, 2]
+
+
+def test_a_run_beside_another_one_leaves_the_record_of_rounds_alone(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path)
+    record = deployed.folder(SERVER) / "rounds.jsonl"
+    record.write_text('{"begun": {}}\n{"silent": ')  # the other run is writing a line
+    lock = FolderLock(deployed.folder(SERVER))
+    with grid_of(deployed) as grid, pytest.raises(FolderInUseError):
+        run(deployed, grid, rounds=1)
+    lock.release()
+    assert record.read_text() == '{"begun": {}}\n{"silent": '

@@ -139,7 +139,7 @@ def test_a_folder_without_flowers_part_is_said_to_be_one(tmp_path: Path, deploym
     assert problems(tmp_path, deployment) == [f"flower is missing: put back what was made for {tmp_path.name!r}"]
 
 
-@pytest.mark.parametrize(("days", "expected"), [(366, "expired on"), (-1, "not valid before"), (364, None)])
+@pytest.mark.parametrize(("days", "expected"), [(366, "expired on"), (-1, "begins on"), (364, None)])
 def test_a_certificate_that_is_expired_or_of_the_future_is_said_to_be(
     days: int, expected: str | None, folder: Path, deployment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
