@@ -65,7 +65,11 @@ from privfed.training.objective import FedProx
 from privfed.update import PlainVector
 
 FEATURE_SETS = (PRE, NOBAL)
-LEARNING_RATE, MAX_GRAD_NORM, PROXIMAL_WEIGHT = 0.3, 1.0, 0.1
+MAX_GRAD_NORM, PROXIMAL_WEIGHT = 1.0, 0.1
+# Clipped sums are divided by the batch, so that a step with DP is shorter than one without at the same learning rate: each kind of
+# training gets its own, chosen on a split that no row of the page is from.
+TUNING_SEED = 100
+PLAIN_RATES, PRIVATE_RATES = (0.3, 1.0, 2.0), (0.3, 2.0, 6.0, 12.0)
 DELTA = 1e-6
 BOUND = 8.0
 # Where the clients multiply by their weights before they encrypt, as with `ThresholdKey`, nobody may have more than half of them.
@@ -102,6 +106,10 @@ CONFIGURATIONS = (
 )
 
 
+FED_AVG = CONFIGURATIONS[2]
+TUNED_WITHOUT, TUNED_WITH = (FED_AVG,), (CONFIGURATIONS[4], CONFIGURATIONS[6])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """How long the experiment takes: every bank takes `steps` steps in each round."""
@@ -110,10 +118,12 @@ class Size:
     rounds: int
     steps: int
     feature_sets: tuple[str, ...] = tuple(one.name for one in FEATURE_SETS)
+    plain_rates: tuple[float, ...] = PLAIN_RATES
+    private_rates: tuple[float, ...] = PRIVATE_RATES
 
 
-FULL = Size(seeds=(0, 1), rounds=15, steps=60)
-QUICK = Size(seeds=(0, 1), rounds=2, steps=5, feature_sets=(PRE.name,))
+FULL = Size(seeds=(0, 1, 2, 3, 4), rounds=15, steps=60)
+QUICK = Size(seeds=(0, 1), rounds=2, steps=5, feature_sets=(PRE.name,), plain_rates=(1.0,), private_rates=(6.0,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +134,7 @@ class Outcome:
         configuration: Name of the configuration.
         feature_set: Name of the feature set.
         seed: Of split, banks, first network and, without privacy, order of records.
+        learning_rate: Of every bank.
         pr_auc: Average precision.
         recall_at_1_percent_fpr: Recall at a false positive rate of 0.01.
         recall_at_01_percent_fpr: Recall at a false positive rate of 0.001.
@@ -138,6 +149,7 @@ class Outcome:
     configuration: str
     feature_set: str
     seed: int
+    learning_rate: float
     pr_auc: float
     recall_at_1_percent_fpr: float
     recall_at_01_percent_fpr: float
@@ -192,10 +204,12 @@ def metrics(world: World, values: PlainVector) -> dict[str, float]:
     return {name: getattr(evaluation, name) for name in METRICS}
 
 
-def alone(world: World, data: Samples, *, steps: int, seed: int, tick: Callable[[], None]) -> tuple[PlainVector, float]:
+def alone(
+    world: World, data: Samples, *, steps: int, seed: int, learning_rate: float, tick: Callable[[], None]
+) -> tuple[PlainVector, float]:
     """Weights after `steps` steps of plain SGD on these records in each round, and seconds per round."""
     values = values_of(world.model)
-    mechanism = NonPrivate(learning_rate=LEARNING_RATE, batch_size=BATCH_SIZE, steps=steps, seed=seed)
+    mechanism = NonPrivate(learning_rate=learning_rate, batch_size=BATCH_SIZE, steps=steps, seed=seed)
     start = time.perf_counter()
     for number in range(world.size.rounds):
         moved = train(world.model, values, data, mechanism=mechanism, loss=LOSS, round=number).update_values
@@ -205,7 +219,7 @@ def alone(world: World, data: Samples, *, steps: int, seed: int, tick: Callable[
 
 
 @functools.cache
-def private_training(declared: int, *, epsilon: float, rounds: int, steps: int) -> DpSgd:
+def private_training(declared: int, *, epsilon: float, rounds: int, steps: int, learning_rate: float) -> DpSgd:
     """DP-SGD that spends the whole budget in all rounds."""
     budget = Budget(epsilon=epsilon, delta=DELTA)
     return DpSgd.for_budget(
@@ -214,12 +228,12 @@ def private_training(declared: int, *, epsilon: float, rounds: int, steps: int) 
         max_records=declared,
         expected_batch_size=min(BATCH_SIZE, declared),
         steps=steps,
-        learning_rate=LEARNING_RATE,
+        learning_rate=learning_rate,
         max_grad_norm=MAX_GRAD_NORM,
     )
 
 
-def federated(world: World, configuration: Configuration, tick: Callable[[], None]) -> dict[str, Any]:
+def federated(world: World, configuration: Configuration, *, learning_rate: float, tick: Callable[[], None]) -> dict[str, Any]:
     """The fields of an `Outcome` of a federated run that are not known beforehand."""
     size, epsilon = world.size, configuration.epsilon
     with ExitStack() as stack:
@@ -229,12 +243,12 @@ def federated(world: World, configuration: Configuration, tick: Callable[[], Non
         for number, (data, weight) in enumerate(zip(world.banks, weights, strict=True)):
             name, ledger = f"bank_{number}", None
             training: DpSgd | NonPrivate = NonPrivate(
-                learning_rate=LEARNING_RATE, batch_size=BATCH_SIZE, steps=size.steps, seed=BANKS * world.seed + number
+                learning_rate=learning_rate, batch_size=BATCH_SIZE, steps=size.steps, seed=BANKS * world.seed + number
             )
             if epsilon is not None:
                 # A bank declares its size in whole hundreds, rounded up: what it would say in public.
                 declared = 100 * math.ceil(len(data) / 100)
-                training = private_training(declared, epsilon=epsilon, rounds=size.rounds, steps=size.steps)
+                training = private_training(declared, epsilon=epsilon, rounds=size.rounds, steps=size.steps, learning_rate=learning_rate)
                 budget = Budget(epsilon=epsilon, delta=DELTA)
                 ledger = stack.enter_context(Ledger.open(folder / f"{number}.ledger", population=name, budget=budget))
             clients.append(Client(name, data, training=training, weight=weight, ledger=ledger))
@@ -264,47 +278,88 @@ def federated(world: World, configuration: Configuration, tick: Callable[[], Non
     }
 
 
-def train_one(world: World, configuration: Configuration, *, feature_set: str, tick: Callable[[], None]) -> Outcome:
+def train_one(world: World, configuration: Configuration, *, feature_set: str, learning_rate: float, tick: Callable[[], None]) -> Outcome:
     """One run of one configuration."""
     nothing_sent = {"epsilon": math.inf, "bytes_up": 0.0, "bytes_down": 0.0}
     fields: dict[str, Any]
     if configuration == CENTRAL:
-        values, seconds = alone(world, world.training, steps=world.size.steps * BANKS, seed=world.seed, tick=tick)
+        steps = world.size.steps * BANKS
+        values, seconds = alone(world, world.training, steps=steps, seed=world.seed, learning_rate=learning_rate, tick=tick)
         fields = metrics(world, values) | nothing_sent | {"seconds_per_round": seconds}
     elif configuration == LOCAL:
         runs = [
-            alone(world, data, steps=world.size.steps, seed=BANKS * world.seed + number, tick=tick if number == 0 else lambda: None)
+            alone(
+                world,
+                data,
+                steps=world.size.steps,
+                seed=BANKS * world.seed + number,
+                learning_rate=learning_rate,
+                tick=tick if number == 0 else lambda: None,
+            )
             for number, data in enumerate(world.banks)
         ]
         measured = [metrics(world, values) for values, _ in runs]
         fields = {name: float(np.mean([each[name] for each in measured])) for name in METRICS} | nothing_sent
         fields["seconds_per_round"] = sum(seconds for _, seconds in runs)
     else:
-        fields = federated(world, configuration, tick)
+        fields = federated(world, configuration, learning_rate=learning_rate, tick=tick)
     return Outcome(
         configuration=configuration.name,
         feature_set=feature_set,
         seed=world.seed,
+        learning_rate=learning_rate,
         bank_records=tuple(len(data) for data in world.banks),
         bank_frauds=tuple(int(data.labels.sum()) for data in world.banks),
         **fields,
     )
 
 
-def run(table: pd.DataFrame, source: Source, size: Size, finished: FinishedRuns) -> list[Outcome]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """The runs of the page, and those on `TUNING_SEED` by which the learning rates were chosen: none where there was no choice."""
+
+    runs: tuple[Outcome, ...]
+    tuning: tuple[Outcome, ...]
+
+
+def best_rate(tuning: Sequence[Outcome]) -> float:
+    """The learning rate with the highest mean PR-AUC, of those the same budgets and features were tried with."""
+    rates = dict.fromkeys(outcome.learning_rate for outcome in tuning)
+    return max(rates, key=lambda rate: float(np.mean([outcome.pr_auc for outcome in tuning if outcome.learning_rate == rate])))
+
+
+def run(table: pd.DataFrame, source: Source, size: Size, finished: FinishedRuns) -> Results:
     """All runs, with progress on stderr; those that are finished, from where they are kept."""
-    outcomes: list[Outcome] = []
+    kinds = (TUNED_WITHOUT, size.plain_rates), (TUNED_WITH, size.private_rates)
+    tried = sum(len(tuned) * len(rates) for tuned, rates in kinds if len(rates) > 1)
     with round_bar() as bar:
-        task = bar.add_task("", total=len(size.feature_sets) * len(size.seeds) * len(CONFIGURATIONS) * size.rounds)
+        task = bar.add_task("", total=len(size.feature_sets) * (len(size.seeds) * len(CONFIGURATIONS) + tried) * size.rounds)
+
+        def one(world: World, configuration: Configuration, feature_set: str, rate: float) -> Outcome:
+            bar.update(task, description=f"seed {world.seed}, {feature_set}, {configuration.name}")
+            key = ("configurations", source.name, size.rounds, size.steps, world.seed, feature_set, rate, configuration)
+            made = partial(train_one, world, configuration, feature_set=feature_set, learning_rate=rate, tick=lambda: bar.advance(task))
+            return finished.take(Outcome, *key, run=made, spared=lambda: bar.advance(task, size.rounds))
+
+        chosen, tuning = list[float](), list[Outcome]()
+        for tuned, rates in kinds:
+            if len(rates) == 1:
+                chosen.append(rates[0])
+                continue
+            trials = list[Outcome]()
+            for feature_set in size.feature_sets:
+                world = make_world(table, feature_set, seed=TUNING_SEED, size=size)
+                trials += [one(world, configuration, feature_set, rate) for configuration in tuned for rate in rates]
+            chosen.append(best_rate(trials))
+            tuning += trials
+        plain, private = chosen
+        runs = list[Outcome]()
         for seed in size.seeds:
             for feature_set in size.feature_sets:
                 world = make_world(table, feature_set, seed=seed, size=size)
                 for configuration in CONFIGURATIONS:
-                    bar.update(task, description=f"seed {seed}, {feature_set}, {configuration.name}")
-                    key = ("configurations", source.name, size.rounds, size.steps, seed, feature_set, configuration)
-                    one = partial(train_one, world, configuration, feature_set=feature_set, tick=lambda: bar.advance(task))
-                    outcomes.append(finished.take(Outcome, *key, run=one, spared=lambda: bar.advance(task, size.rounds)))
-    return outcomes
+                    runs.append(one(world, configuration, feature_set, plain if configuration.epsilon is None else private))
+    return Results(runs=tuple(runs), tuning=tuple(tuning))
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Summary]:
@@ -352,9 +407,30 @@ def cost_cells(summary: Summary) -> tuple[str, ...]:
     return summary.configuration, *sent, f"{summary.seconds_per_round:.2f}"
 
 
-def dossier(summaries: Sequence[Summary], outcomes: Sequence[Outcome], size: Size, source: Source, command: str) -> str:
+_TUNING_HEAD = ("configuration", "features", "learning rate", "PR-AUC")
+
+
+def tuning_lines(results: Results) -> list[str]:
+    """How the learning rates were chosen, for a page."""
+    plain, private = (next(run.learning_rate for run in results.runs if math.isinf(run.epsilon) is without) for without in (True, False))
+    if not results.tuning:
+        return [f"Learning rate {plain:g} without DP and {private:g} with it.", ""]
+    return [
+        f"Without DP {plain:g}, with DP {private:g}: the one with the highest mean of its kind below, each on the split, the banks and the "
+        f"first weights of seed {TUNING_SEED}, of which no other number on this page is. A step with DP goes along a mean of clipped "
+        "gradients, which is short, so that it wants a larger rate. A consortium that chooses on its own records pays for every trial "
+        "with budget, and chooses on made-up records instead.",
+        "",
+        f"| {' | '.join(_TUNING_HEAD)} |",
+        f"|{'---|' * len(_TUNING_HEAD)}",
+        *(f"| {run.configuration} | {run.feature_set} | {run.learning_rate:g} | {run.pr_auc:.3f} |" for run in results.tuning),
+        "",
+    ]
+
+
+def dossier(summaries: Sequence[Summary], results: Results, size: Size, source: Source, command: str) -> str:
     """The experiment as a Markdown page."""
-    banks = {outcome.seed: outcome for outcome in outcomes}
+    banks = {outcome.seed: outcome for outcome in results.runs}
     lines = [
         "# What each protection costs",
         "",
@@ -394,6 +470,9 @@ def dossier(summaries: Sequence[Summary], outcomes: Sequence[Outcome], size: Siz
         "all banks, one after the other, on the machine that made this page; other work on it counts. "
         "`python -m benchmarks.round` measures a round by its parts.",
         "",
+        "## Learning rates",
+        "",
+        *tuning_lines(results),
         "## What was compared",
         "",
         "* `nobal` knows type, hour and amount; `pre` also the balances before the transaction. Scaling is a public function of each row.",
@@ -402,9 +481,9 @@ def dossier(summaries: Sequence[Summary], outcomes: Sequence[Outcome], size: Siz
         f"* Every bank takes {size.rounds * size.steps:,} steps of {BATCH_SIZE} records in every configuration, and central training as "
         f"many as all banks together, {size.rounds * size.steps * BANKS:,}, in one sequence. Local-only is the mean over the banks, each "
         "of which scores all held-out records with its own model.",
-        f"* Hidden layers of {HIDDEN[0]} and {HIDDEN[1]}, frauds weighted {POSITIVE_WEIGHT:g} times, learning rate {LEARNING_RATE:g}, "
-        f"proximal weight {PROXIMAL_WEIGHT:g}, clipping norm {MAX_GRAD_NORM:g}: chosen beforehand and the same for all; nothing was tuned "
-        "for any configuration.",
+        f"* Hidden layers of {HIDDEN[0]} and {HIDDEN[1]}, frauds weighted {POSITIVE_WEIGHT:g} times, proximal "
+        f"weight {PROXIMAL_WEIGHT:g}, clipping norm {MAX_GRAD_NORM:g}: chosen beforehand and the same for all; nothing but the learning "
+        "rates was tuned.",
         f"* With DP, every bank has the epsilon of the name for all rounds, at delta {DELTA:g}, for each of its records. A bank declares "
         "its size in whole hundreds; a small bank draws a larger share of its records in a batch, and so adds more noise.",
         "* HE is `SharedKey`: equal updates give the same model in the clear and encrypted, bit for bit. With DP, noise is drawn anew in "
@@ -451,10 +530,10 @@ def main(*, quick: Quick = False, as_json: AsJson = False, data: Data = None, ou
     size = QUICK if quick else FULL
     folder = output or (None if quick else DOSSIER)
     table, source = prepare(data, quick=quick, folder=folder)
-    outcomes = run(table, source, size, FinishedRuns(folder=cache))
-    summaries = summarise(outcomes)
+    results = run(table, source, size, FinishedRuns(folder=cache))
+    summaries = summarise(results.runs)
     if as_json:
-        print_lines(source, run=outcomes, summary=summaries)
+        print_lines(source, run=results.runs, tuning=results.tuning, summary=summaries)
     else:
         for feature_set in size.feature_sets:
             rows = [(*cells(summary), *cost_cells(summary)[1:]) for summary in summaries if summary.feature_set == feature_set]
@@ -464,7 +543,7 @@ def main(*, quick: Quick = False, as_json: AsJson = False, data: Data = None, ou
         folder.mkdir(parents=True, exist_ok=True)
         command = "python -m benchmarks.configurations" + (f" --data {data.name}" if data else "")
         draw(summaries, size, folder / "configurations.svg")
-        (folder / "configurations.md").write_text(dossier(summaries, outcomes, size, source, command), encoding="utf-8")
+        (folder / "configurations.md").write_text(dossier(summaries, results, size, source, command), encoding="utf-8")
 
 
 if __name__ == "__main__":

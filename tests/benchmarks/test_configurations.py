@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import configurations
-from benchmarks.configurations import CENTRAL, CONFIGURATIONS, LOCAL, Outcome, Size
+from benchmarks.configurations import CENTRAL, CONFIGURATIONS, LOCAL, Configuration, Outcome, Results, Size
 from benchmarks.experiment import FinishedRuns, Source, load
 from privfed.data.transactions import generate_transactions
 from privfed.training.mechanism import NonPrivate
@@ -18,7 +18,7 @@ from privfed.training.mechanism import NonPrivate
 torch.set_num_threads(1)
 APP = typer.Typer()
 APP.command()(configurations.main)
-TINY = Size(seeds=(0, 1), rounds=2, steps=2, feature_sets=("pre",))
+TINY = Size(seeds=(0, 1), rounds=2, steps=2, feature_sets=("pre",), plain_rates=(0.3,), private_rates=(2.0,))
 TABLE = generate_transactions(rows=3000, fraud_rate=0.03, rng=np.random.default_rng(0))
 SOURCE = Source(name="table", origin="Origin.")
 
@@ -29,8 +29,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(folder: Path) -> list[Outcome]:
+def results(folder: Path) -> Results:
     return configurations.run(TABLE, SOURCE, TINY, FinishedRuns(folder=folder))
+
+
+@pytest.fixture(scope="module")
+def outcomes(results: Results) -> list[Outcome]:
+    return list(results.runs)
 
 
 def of(outcomes: list[Outcome], name: str) -> list[Outcome]:
@@ -72,22 +77,22 @@ def test_central_training_takes_as_many_steps_as_all_banks_together(monkeypatch:
             return train(*arguments, mechanism=mechanism, **named)  # type: ignore[arg-type]
 
         monkeypatch.setattr(configurations, "train", counted)
-        configurations.train_one(world, configuration, feature_set="pre", tick=lambda: None)
+        configurations.train_one(world, configuration, feature_set="pre", learning_rate=0.3, tick=lambda: None)
         steps[configuration.name] = taken
     assert steps["central"] == steps["local-only"] == TINY.rounds * TINY.steps * configurations.BANKS
 
 
-def test_finished_runs_are_not_made_again(outcomes: list[Outcome], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_runs_are_not_made_again(results: Results, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configurations, "train_one", lambda *_, **__: pytest.fail("it ran again"))
-    assert configurations.run(TABLE, SOURCE, TINY, FinishedRuns(folder=folder)) == outcomes
+    assert configurations.run(TABLE, SOURCE, TINY, FinishedRuns(folder=folder)) == results
     with pytest.raises(pytest.fail.Exception, match="it ran again"):
         configurations.run(TABLE, SOURCE, replace(TINY, steps=3), FinishedRuns(folder=folder))
 
 
-def test_page_and_figure_say_what_the_records_are_and_hold_every_configuration(outcomes: list[Outcome], tmp_path: Path) -> None:
+def test_page_and_figure_say_what_the_records_are_and_hold_every_configuration(results: Results, tmp_path: Path) -> None:
     _, source = load(None, quick=True)
-    summaries = configurations.summarise(outcomes)
-    page = configurations.dossier(summaries, outcomes, TINY, source, "python -m benchmarks.configurations")
+    summaries = configurations.summarise(results.runs)
+    page = configurations.dossier(summaries, results, TINY, source, "python -m benchmarks.configurations")
     assert "not Kaggle's file" in page
     assert all(page.count(f"| {configuration.name} |") == 2 for configuration in CONFIGURATIONS)
     assert "mean of 2 seeds" in page
@@ -112,3 +117,20 @@ def test_the_quick_form_needs_no_data_prints_json_and_writes_nothing(monkeypatch
     kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines() if line.startswith("{")]
     assert kinds.count("summary") == len(CONFIGURATIONS)
     assert not list(tmp_path.iterdir())
+
+
+def test_learning_rates_are_chosen_by_their_mean_on_a_split_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pretended(world: configurations.World, configuration: Configuration, *, learning_rate: float, **_: object) -> dict[str, object]:
+        better = 1.0 if configuration.epsilon is None else 6.0
+        found = {"pr_auc": 1 / (1 + abs(learning_rate - better)), "recall_at_1_percent_fpr": 0.5, "recall_at_01_percent_fpr": 0.5}
+        return found | {"epsilon": configuration.epsilon or math.inf, "bytes_up": 1.0, "bytes_down": 1.0, "seconds_per_round": 1.0}
+
+    monkeypatch.setattr(configurations, "federated", pretended)
+    size = replace(TINY, plain_rates=(0.3, 1.0), private_rates=(2.0, 6.0, 12.0))
+    results = configurations.run(TABLE, SOURCE, size, FinishedRuns(folder=None))
+    assert {run.learning_rate for run in results.runs if math.isinf(run.epsilon)} == {1.0}
+    assert {run.learning_rate for run in results.runs if math.isfinite(run.epsilon)} == {6.0}
+    assert {run.seed for run in results.tuning} == {configurations.TUNING_SEED}.difference(size.seeds)
+    assert len(results.tuning) == 1 * 2 + 2 * 3
+    page = configurations.dossier(configurations.summarise(results.runs), results, size, SOURCE, "command")
+    assert "Without DP 1, with DP 6" in page
