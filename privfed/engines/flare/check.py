@@ -108,7 +108,10 @@ def _port_problems(deployment: Deployment, *, server: bool) -> list[str]:
     except OSError as error:
         if server:
             return []  # it is checked before it is started
-        return [f"{where} cannot be reached from here ({error.strerror or error}); start the server, or let the firewall pass this port"]
+        reason = error.strerror or error
+        return [
+            f"{where} cannot be reached from here ({reason}); start the server, wait until it listens, or let the firewall pass this port"
+        ]
     if lets_strangers_in(host, deployment.port, seconds=_SECONDS):
         return [f"{where} talks to somebody without a certificate; stop what listens there, and start the server with ./start.sh"]
     return []

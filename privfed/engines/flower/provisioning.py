@@ -114,7 +114,7 @@ def _port_problems(deployment: Deployment, *, authority: Path, server: bool) -> 
     except OSError as error:
         if server:
             return []  # it is checked before it is started
-        return [f"nothing of ours answers at {where} ({error}); start the server, or open its firewall"]
+        return [f"nothing of ours answers at {where} ({error}); start the server, wait until it listens, or open its firewall"]
     return [] if closed else [f"the control path is open at {where}: anybody with ca.pem can submit apps; put the proxy in front"]
 
 
