@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from privfed.history import History
 
 
-def save_safetensors(history: "History", path: Path) -> None:
+def save_safetensors(history: "History", path: Path | str) -> None:
     """Writes the weights after the last round, float32, under the names that they have in the model.
 
     `safetensors.torch.load_model(model, path)` reads them back. The file says beside the weights how they came about: the trust mode, the
@@ -45,4 +45,4 @@ def save_safetensors(history: "History", path: Path) -> None:
         "epsilon": json.dumps(epsilon),
         "delta": json.dumps(dict(history.delta)),
     }
-    replace(path, save(tensors, metadata=metadata))
+    replace(Path(path), save(tensors, metadata=metadata))

@@ -237,6 +237,7 @@ def test_a_folder_without_a_run_is_refused_in_one_line_that_says_how_to_make_one
         assert line.startswith(f"refused: {words}")
         assert "nothing was done" in line
         assert "privfed simulate FILE.csv --out DIR" in line
+        assert ("privfed.run_audit and privfed.write_report" in line) == (wrong == tmp_path)
 
 
 def altered(run: Path, folder: Path, change: Callable[[Any], object], *, anew: bool = True) -> Path:

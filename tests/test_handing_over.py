@@ -27,7 +27,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
 
 def test_the_weights_come_back_from_safetensors_bit_for_bit(history: History, tmp_path: Path) -> None:
     torch_files = pytest.importorskip("safetensors.torch", reason="safetensors is an extra: pip install 'privfed[export]'")
-    save_safetensors(history, tmp_path / "model.safetensors")
+    save_safetensors(history, str(tmp_path / "model.safetensors"))
     expected, model = network(), network()
     load_values(expected, history.model)
     assert (values_of(model).values != values_of(expected).values).any()

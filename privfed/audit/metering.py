@@ -70,8 +70,12 @@ class TrainingReading:
 
     def words(self) -> str:
         """What was measured, in a few words."""
-        noise, weight = (meter.measured / meter.declared for meter in (self.noise, self.weight))
-        return f"noise {noise:.2f} times, weight of a record {weight:.2f} times what is declared"
+        return f"noise {_times(self.noise)}, weight of a record {_times(self.weight)} times what is declared"
+
+
+def _times(meter: Meter) -> str:
+    measured, low, high = (value / meter.declared for value in (meter.measured, meter.low, meter.high))
+    return f"{measured:.2f} ({low:.2f} to {high:.2f})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from privfed.audit.poisoned import rehearse_poisoning
 from privfed.audit.rounds import Setting, audited_setting, control_setting, facts, hold_canary_round, smallest_batch
 from privfed.audit.suite import SUITE, AuditAttack, Baseline, Score
 from privfed.consortium import Consortium
+from privfed.data.generator import check_generator
 from privfed.he.threshold_key import ThresholdKey
 
 _POOL = 1000
@@ -79,6 +80,7 @@ def run_audit(
         progress: Is called after each repeat with the number of repeats done.
 
     Raises:
+        TypeError: If `rng` is no generator.
         ValueError: If an argument is out of its range, or the schema has another number of columns than the data.
         UnsupportedModelError: If the model or the loss is one that cannot be trained or attacked.
     """
@@ -93,6 +95,7 @@ def run_audit(
     if len({attack.name for attack in attacks}) != len(attacks):
         raise ValueError("expected attacks with names of their own")
     rng = np.random.default_rng() if rng is None else rng
+    check_generator(rng)
     rows, names = min(rows, smallest_batch(consortium)), _canary_clients(consortium)
     pool = Canaries.draw(schema, count=_POOL, rng=rng)
     background = Background(pool=pool, module=model, pulls=Pulls.of(model, loss=consortium.loss, pool=pool))

@@ -101,7 +101,7 @@ def finished_run(folder: Path) -> None:
     if not (folder / "history.json").is_file():
         raise UnsupportedDataError(
             f"{folder} holds no history.json, so it is no folder of a finished privfed simulate --out; nothing was done; name "
-            f"another folder, or {make}"
+            f"another folder, or {make}; a run of privfed.simulate has its audit and report from privfed.run_audit and privfed.write_report"
         )
 
 

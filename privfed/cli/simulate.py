@@ -117,10 +117,10 @@ def simulate(
 ) -> None:
     """Train on your own transactions as if they lay at several banks: encrypted updates, DP-SGD at each bank.
 
-    FILE.csv holds transactions in the columns of Kaggle's PaySim log, gzipped if you like; it is only read. A quarter of the records
-    is set aside for evaluation, and the others are dealt to the banks by a Dirichlet distribution; `privfed partition` shows that deal.
-    Each bank declares its number of records, rounded up to thousands. Counts and quality are shown because you hold all the data; real
-    banks must not publish theirs.
+    FILE.csv holds transactions in the columns of Kaggle's PaySim log, gzipped if you like; it is only read. Tables with other columns
+    go through privfed.samples_from_frame, in Python. A quarter of the records is set aside for evaluation, and the others are dealt to
+    the banks by a Dirichlet distribution; `privfed partition` shows that deal. Each bank declares its number of records, rounded up to
+    thousands. Counts and quality are shown because you hold all the data; real banks must not publish theirs.
 
     Without --keys every bank holds the same key, which suits banks that trust each other. A quorum must be more than half of banks and
     corrupted banks together, and at most the banks without the dropouts: 3 banks, one of them corrupted, all answer; of 5 banks one may

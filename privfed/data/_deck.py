@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from privfed.data.generator import check_generator
 from privfed.data.samples import Samples
 from privfed.errors import UnsupportedDataError
 
@@ -45,6 +46,7 @@ class Deck:
 
     @classmethod
     def shuffled(cls, samples: Samples, *, clients: int, rng: np.random.Generator, by_class: bool = True) -> Self:
+        check_generator(rng)
         if clients < 1:
             raise ValueError(f"expected clients >= 1, got {clients}")
         records = len(samples)

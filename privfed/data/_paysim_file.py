@@ -53,9 +53,10 @@ def check_header(path: Path) -> list[str]:
             similar = _similar(name, [other for other in names if other not in FILE_COLUMNS])
             faults.append(f"{name} is missing" + (f" ({similar!r} must be renamed to it)" if similar else ""))
     if faults:
+        others = "; tables with other columns go through privfed.samples_from_frame, in Python" if len(faults) > 4 else ""
         raise UnsupportedDataError(
             f"the header of {path.name} does not fit: {'; '.join(faults)}; nothing was loaded; "
-            f"expected comma-separated columns {', '.join(FILE_COLUMNS)}"
+            f"expected comma-separated columns {', '.join(FILE_COLUMNS)}{others}"
         )
     return names
 

@@ -27,7 +27,8 @@ def samples_from_frame(frame: pd.DataFrame, *, label: str, group: str | None = N
 
     Args:
         frame: One row per record. Private.
-        label: Column with the class of each record, whole numbers from 0 (or booleans).
+        label: Column with the class of each record, whole numbers from 0 (or booleans). With yes-or-no labels 1 (or True) is what the
+            model looks for: a loss with a `positive_weight` and PR-AUC are about those records.
         group: Column that says whose each record is, of any kind; records of one group stay together. Left out, every record is alone.
         transformer: Fitted preprocessing of all other columns, for example a `ColumnTransformer`. Left out, they are taken as they
             are, and have to be numbers.
@@ -56,9 +57,15 @@ def samples_from_frame(frame: pd.DataFrame, *, label: str, group: str | None = N
     rest = frame.drop(columns=special)
     if frame[special].isna().to_numpy().any():
         raise ValueError("expected a class and a group in every row, got rows without; nothing was kept; leave them out or fill them in")
+    labels = frame[label]
+    if not (pd.api.types.is_bool_dtype(labels) or pd.api.types.is_integer_dtype(labels)):
+        raise ValueError(
+            f"expected whole numbers from 0, or booleans, in the label column {label!r}, got values of type {labels.dtype}; nothing was "
+            f"kept; make them, for example with table[{label!r}] == ... for what the model shall look for, or with .astype(int)"
+        )
     return Samples(
         features=_numbers(rest) if transformer is None else _transformed(rest, transformer),
-        labels=frame[label].to_numpy(),
+        labels=labels.to_numpy(),
         groups=None if group is None else pd.factorize(frame[group])[0].astype(np.int64),
         columns=tuple(str(name) for name in (rest.columns if transformer is None else np.asarray(transformer.get_feature_names_out()))),
     )

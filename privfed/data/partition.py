@@ -91,12 +91,16 @@ def dirichlet_partition(
     Args:
         samples: What to split.
         clients: Number of clients, K.
-        alpha: Concentration, above 0. Small is skewed: see `EXTREME`, `CONSORTIUM` and `MODERATE`.
+        alpha: Concentration, above 0. Small is skewed: `EXTREME` is 0.1, `CONSORTIUM` 0.5, `MODERATE` 1.
         rng: Source of the shares and of who gets which record.
         min_samples: Records that each client must have, at least 1.
         min_positive: Records of a class other than 0 that each client must have.
 
+    Returns:
+        The deal; `split(samples)` of it gives each client's records, in a list.
+
     Raises:
+        TypeError: If `rng` is no generator, a bare seed for example.
         ValueError: If clients < 1, alpha is not a positive finite number (or so extreme that no shares result),
             min_samples < 1 or min_positive < 0.
         UnsupportedDataError: If the data have fewer groups than clients, or no deal was found that meets the guards. Nothing was split.

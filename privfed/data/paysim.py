@@ -238,8 +238,15 @@ def grouped_split(samples: Samples, *, test_share: float, rng: np.random.Generat
         rng: Decides which groups.
 
     Raises:
+        TypeError: If `rng` is no generator, a bare seed for example.
         ValueError: If test_share is not between 0 and 1.
         UnsupportedDataError: If one side would be empty. Nothing was split.
+
+    Example:
+        >>> samples = Samples(features=np.zeros((80, 1)), labels=np.arange(80) % 2, groups=None, columns=("x",))
+        >>> train, test = grouped_split(samples, test_share=0.25, rng=np.random.default_rng(1))
+        >>> len(train), len(test), int(test.labels.sum())
+        (60, 20, 10)
     """
     if not 0 < test_share < 1:
         raise ValueError(f"expected test_share between 0 and 1, got {test_share}")

@@ -83,6 +83,8 @@ class Chain:
         resolved = path.resolve()  # two names of one file share one lock
         if not create and not resolved.exists():
             raise FileNotFoundError(f"expected a ledger at {path}, found none")
+        if not resolved.parent.is_dir():
+            raise FileNotFoundError(f"expected a folder {path.parent} to make the ledger in, found none; nothing was made")
         head = resolved.with_name(resolved.name + ".head")
         self._name = path.name
         self._process = os.getpid()

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 
 import numpy as np
+from torch import nn
 
 from privfed.client import Trainer
 from privfed.consortium import Consortium
 from privfed.data.samples import Samples
 from privfed.errors import BudgetExceededError
+from privfed.training.model import scores
+from privfed.update import PlainVector
 
 
 def check_evaluation(evaluation: object, consortium: Consortium) -> None:
@@ -15,7 +18,7 @@ def check_evaluation(evaluation: object, consortium: Consortium) -> None:
 
     Raises:
         TypeError: If they are no `Samples`.
-        ValueError: If their columns are not those of the clients.
+        ValueError: If their columns are not those of the clients, or a label is neither 0 nor 1.
     """
     if evaluation is None:
         return
@@ -26,6 +29,27 @@ def check_evaluation(evaluation: object, consortium: Consortium) -> None:
         raise ValueError(
             f"expected evaluation to have the columns of {client.name!r}, {_some(client.data.columns)}, got {_some(evaluation.columns)}; "
             "nothing was trained"
+        )
+    if evaluation.classes > 2:
+        raise ValueError(
+            "expected evaluation to have labels of 0 and 1, got others; nothing was trained; make them so, or leave evaluation out and "
+            "score history.model"
+        )
+
+
+def check_outputs(model: nn.Module, start: PlainVector, evaluation: Samples | None) -> None:
+    """Refuses a model of several outputs where there are records to evaluate it on: the metrics take one score per record.
+
+    Raises:
+        ValueError: If it has several.
+    """
+    if evaluation is None:
+        return
+    outputs = scores(model, start, evaluation.features[:1])
+    if outputs.ndim != 1:
+        raise ValueError(
+            f"expected a model with one output per record where evaluation is given, got {outputs.shape[1:]}; nothing was trained; leave "
+            "evaluation out and score history.model"
         )
 
 

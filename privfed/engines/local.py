@@ -15,8 +15,9 @@ from privfed.aggregation.private_weights import PrivateWeights
 from privfed.agreement import Agreement
 from privfed.client import Trainer
 from privfed.consortium import Consortium, Plaintext
+from privfed.data.generator import check_generator
 from privfed.data.samples import Samples
-from privfed.engines.beforehand import check_budgets, check_evaluation, check_rounds
+from privfed.engines.beforehand import check_budgets, check_evaluation, check_outputs, check_rounds
 from privfed.engines.dropouts import Absences
 from privfed.engines.encrypted import EncryptedRounds
 from privfed.engines.plain_site import PlainSite
@@ -44,7 +45,7 @@ def simulate(
     rng: np.random.Generator | None = None,
     evaluation: Samples | None = None,
     scope: EvaluationScope = EvaluationScope.SIMULATION_ONLY,
-    directory: Path | None = None,
+    directory: Path | str | None = None,
     absences: Absences | None = None,
     progress: Callable[[RoundSummary], None] | None = None,
 ) -> History:
@@ -56,9 +57,11 @@ def simulate(
         rounds: Number of rounds, at least 1.
         fraction: Share of the clients that each round selects, above 0 and up to 1; never fewer than the policy demands.
         rng: Source of the selection; needed if `fraction` is below 1.
-        evaluation: Records to evaluate the model on after each round.
+        evaluation: Records to evaluate a model with one output on after each round, with labels 0 and 1.
         scope: What kind of records those are.
-        directory: Folder that survives a crash: the same call on it goes on where the last one stopped. Left out, nothing is kept.
+        directory: Folder that survives a crash: the same call on it goes on where the last one stopped. A new process makes the same
+            call with the same key (`SharedKey.save`, `SharedKey.load`), the same initial weights (`torch.manual_seed`) and the same
+            ledgers. Left out, nothing is kept.
         absences: Clients that do not answer in time, for example `Dropouts`. A round that is not held for their absence is
             recorded, and the next one begins.
         progress: Is called after each round.
@@ -69,10 +72,12 @@ def simulate(
     Raises:
         BudgetExceededError: If all clients are to take part in every round, and too few budgets for the policy cover them to the end.
         PrivFedError: If a client, the model or the policy is refused, or a round cannot be held.
-        TypeError: If `evaluation` is no `Samples`, or `rounds` no whole number.
-        ValueError: If an argument is out of its range, or `evaluation` has other columns than the clients.
+        TypeError: If `evaluation` is no `Samples`, `rounds` no whole number, or `rng` no generator.
+        ValueError: If an argument is out of its range, or `evaluation` has other columns than the clients, other labels than 0 and 1,
+            or a model of several outputs.
     """
-    with Simulation(consortium, model, evaluation=evaluation, scope=scope, directory=directory) as simulation:
+    folder = None if directory is None else Path(directory)
+    with Simulation(consortium, model, evaluation=evaluation, scope=scope, directory=folder) as simulation:
         return simulation.run(rounds=rounds, fraction=fraction, rng=rng, absences=absences, progress=progress)
 
 
@@ -124,6 +129,7 @@ class Simulation:
         self._site: Site | None = None
         self._log_keeper: Site | PlainSite | None = None
         self._trainers = trainers = {client.name: self._trainer(client.name) for client in consortium.clients}
+        check_outputs(model, self._initial, evaluation)
         if isinstance(consortium.keys, Plaintext):
             if directory is not None and isinstance(consortium.correction, Scaffold):
                 raise ValueError("expected no directory for a plaintext run with SCAFFOLD, whose variates only encrypted runs keep")
@@ -229,7 +235,9 @@ class Simulation:
     ) -> History:
         """Runs the rounds that are not in the folder's log yet; see `simulate`."""
         check_rounds(rounds)
-        if fraction < 1 and rng is None:
+        if rng is not None:
+            check_generator(rng)
+        elif fraction < 1:
             raise ValueError("expected rng where fraction is below 1: selection is explicit")
         summaries, failed, seed = self._restore()
         if fraction == 1 and absences is None:

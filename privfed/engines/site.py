@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SERVER_NAME = "server"
 HOLDER_NAME = "key_holder"
 _TERMS = "terms.json"
+_ONE_OF = {"params": "set of parameters", "weights": "set of weights", "populations": "set of populations"}
 _LOG = "rounds.jsonl"
 _IDENTITY = "identity.pem"
 
@@ -114,9 +115,11 @@ class Site:
             *(part for part, digest in stored.parts.items() if digest != self.agreement.parts[part]),
             *(["shared key"] if key != fingerprint else []),
         ]:
+            others = " and another ".join(_ONE_OF.get(part, part) for part in differing)
             raise AgreementMismatchError(
-                f"the folder {self.root.name!r} holds a run with another {' and another '.join(differing)}; nothing was changed; "
-                "hand over what that run was started with, or choose a new folder"
+                f"the folder {self.root.name!r} holds a run with another {others}; nothing was changed; hand over what that run was "
+                "started with (start: the model's initial weights; shared key: the SharedKey or EscrowKey that was saved), or choose a new "
+                "folder"
             )
 
     def close(self) -> None:

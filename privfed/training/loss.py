@@ -197,8 +197,9 @@ def check_loss(module: nn.Module, loss: PerSampleLoss, *, inputs: int, labels: N
         losses = loss(outputs, synthetic_labels)
         alone = [loss(model(features[i : i + 1]), synthetic_labels[i : i + 1]) for i in range(len(features))]
     except (RuntimeError, IndexError, ValueError) as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)  # about made-up records, so it may be told
         raise UnsupportedModelError(
-            f"model and loss fail on {len(features)} made-up records of {inputs} columns; nothing was trained"
+            f"model and loss fail on {len(features)} made-up records of {inputs} columns: {why}; nothing was trained"
         ) from error
     finally:
         drew = not torch.equal(generator_state, torch.random.get_rng_state())

@@ -30,7 +30,7 @@ def mlp(inputs: int, *, hidden: tuple[int, ...] = (64, 32), outputs: int = 1) ->
 
     Args:
         inputs: Number of feature columns.
-        hidden: Widths of the hidden layers.
+        hidden: Widths of the hidden layers; none, `()`, makes a linear model.
         outputs: 1 for a yes-or-no label, else the number of classes.
 
     Raises:

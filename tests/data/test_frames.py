@@ -72,12 +72,20 @@ def test_words_without_a_transformer_are_refused_by_name_and_without_values() ->
         (pd.DataFrame({"a": [1.0, np.nan], "y": [0, 1]}), {"label": "y"}, "finite features"),
         (pd.DataFrame({"a": [1.0, 2.0], "y": [0, None]}), {"label": "y"}, "rows without"),
         (pd.DataFrame({"a": [1.0, 2.0], "g": ["x", None], "y": [0, 1]}), {"label": "y", "group": "g"}, "rows without"),
-        (pd.DataFrame({"a": [1.0, 2.0], "y": ["no", "yes"]}), {"label": "y"}, "labels as integers"),
+        (pd.DataFrame({"a": [1.0, 2.0], "y": ["no", "yes"]}), {"label": "y"}, "in the label column 'y', got values of"),
     ],
 )
 def test_tables_that_are_none_are_refused(table: pd.DataFrame, options: dict[str, str], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         samples_from_frame(table, **options)
+
+
+def test_labels_may_be_booleans_or_any_whole_numbers_and_the_refusal_of_others_prints_none() -> None:
+    for labels in ([True, False], pd.array([1, 0], dtype="Int64"), np.array([1, 0], dtype=np.uint8)):
+        assert samples_from_frame(pd.DataFrame({"a": [1.0, 2.0], "y": labels}), label="y").labels.tolist() == [1, 0]
+    with pytest.raises(ValueError, match=r"got values of type float64; nothing was kept; make them") as refusal:
+        samples_from_frame(pd.DataFrame({"a": [1.0, 2.0], "y": [417.0, 0.0]}), label="y")
+    assert "417" not in str(refusal.value)
 
 
 def test_something_else_than_a_table_is_refused() -> None:

@@ -277,6 +277,14 @@ def test_a_guard_that_the_data_cannot_meet_names_the_client_and_the_remedy(guard
     assert "105" not in str(caught.value)
 
 
+def test_a_bare_seed_is_refused_with_what_to_write():
+    words = r"expected rng to be a NumPy generator, as np.random.default_rng\(1\) makes it, got int"
+    with pytest.raises(TypeError, match=words):
+        dirichlet_partition(table([0, 1, 0, 1]), alpha=1.0, rng=1)
+    with pytest.raises(TypeError, match=words):
+        iid_partition(table([0, 1, 0, 1]), clients=2, rng=1)
+
+
 def test_more_clients_than_groups_are_refused():
     with pytest.raises(UnsupportedDataError, match="clients=4; nothing was split"):
         dirichlet_partition(table([0, 0, 0]), clients=4, alpha=1.0, rng=rng())

@@ -499,6 +499,12 @@ def test_a_population_needs_a_name_of_reasonable_length(path: Path, population: 
     assert files_of(path) == []
 
 
+def test_a_ledger_in_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="expected a folder .*absent to make the ledger in, found none; nothing was made"):
+        Ledger.open(tmp_path / "absent" / "bank.ledger", population="bank", budget=BUDGET)
+    assert not (tmp_path / "absent").exists()
+
+
 def test_reopening_makes_no_ledger(path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="found none"):
         Ledger.reopen(path)

@@ -19,6 +19,7 @@ from privfed.engines.local import Simulation, simulate
 from privfed.errors import BudgetExceededError, CohortError, OpeningRefusedError
 from privfed.he.params import CkksParams
 from privfed.training.evaluate import EvaluationScope
+from privfed.training.loss import cross_entropy
 from privfed.training.model import values_of
 from privfed.training.randomness import _SeededRandomness
 from tests.engines.conftest import MECHANISM, table
@@ -127,7 +128,7 @@ def test_all_clients_whose_budgets_end_too_early_are_named(model: torch.nn.Modul
 def test_rounds_that_a_folder_holds_are_not_asked_of_the_budget_again(model: torch.nn.Module, private: Make, tmp_path: Path) -> None:
     three = epsilon([MECHANISM.event()] * 3, delta=1e-5)
     consortium, folder = private(epsilons=(1.01 * three,) * 3), tmp_path / "run"
-    simulate(consortium, model, rounds=2, directory=folder)
+    simulate(consortium, model, rounds=2, directory=str(folder))
     with pytest.raises(BudgetExceededError, match="of bank_0 covers 1 of the 2 rounds that are left.*take at most 3 rounds"):
         simulate(consortium, model, rounds=4, directory=folder)
     assert len(simulate(consortium, model, rounds=3, directory=folder).rounds) == 3
@@ -158,6 +159,23 @@ def test_an_evaluation_that_cannot_be_scored_is_refused_before_anything_is_charg
     other = Samples(features=np.zeros((3, 2)), labels=[0, 1, 0], groups=None, columns=("a", "b"))
     with pytest.raises(ValueError, match="expected evaluation to have the columns of 'bank_0', a, b, c, d, got a, b; nothing was trained"):
         simulate(consortium, model, rounds=1, evaluation=other)
+    classes = Samples(features=np.zeros((3, 4)), labels=[0, 1, 2], groups=None, columns=tuple("abcd"))
+    with pytest.raises(ValueError, match="expected evaluation to have labels of 0 and 1, got others; nothing was trained"):
+        simulate(consortium, model, rounds=1, evaluation=classes)
+    assert [client.ledger.events() for client in consortium.clients if client.ledger] == [(), (), ()]
+
+
+def test_a_model_of_several_outputs_is_not_evaluated_and_nothing_is_charged(private: Make) -> None:
+    consortium, test = private(loss=cross_entropy), Samples(features=np.zeros((2, 4)), labels=[0, 1], groups=None, columns=tuple("abcd"))
+    with pytest.raises(ValueError, match=r"one output per record where evaluation is given, got \(2,\); nothing was trained"):
+        simulate(consortium, torch.nn.Linear(4, 2), rounds=1, evaluation=test)
+    assert [client.ledger.events() for client in consortium.clients if client.ledger] == [(), (), ()]
+
+
+def test_a_bare_seed_is_no_generator(model: torch.nn.Module, private: Make) -> None:
+    consortium = private()
+    with pytest.raises(TypeError, match=r"expected rng to be a NumPy generator, as np.random.default_rng\(1\) makes it, got int"):
+        simulate(consortium, model, rounds=1, fraction=0.5, rng=1)
     assert [client.ledger.events() for client in consortium.clients if client.ledger] == [(), (), ()]
 
 

@@ -162,6 +162,11 @@ def test_a_model_of_another_width_than_the_data_is_refused() -> None:
         check_loss(mlp(4), binary_cross_entropy, inputs=5, labels=LABELS)
 
 
+def test_a_model_of_two_outputs_under_a_loss_of_one_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"of 4 columns: expected one output per record, .* got \(6, 2\); nothing"):
+        check_loss(torch.nn.Linear(4, 2), binary_cross_entropy, inputs=4, labels=LABELS)
+
+
 def test_checking_changes_neither_the_model_nor_its_mode() -> None:
     module = mlp(4).eval()
     before = values_of(module).values.tolist()
