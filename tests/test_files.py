@@ -106,9 +106,14 @@ def test_files_of_a_folder_are_replaced_together_and_others_stay(tmp_path: Path)
 
 def test_what_fails_while_a_folder_is_filled_leaves_the_old_files_and_nothing_else(tmp_path: Path) -> None:
     files.create(tmp_path / "history", b"old")
-    with pytest.raises(OSError, match="the disk is full"), files.replacements(tmp_path) as fresh:
-        files.create(fresh / "history", b"new")
-        raise OSError("the disk is full")
+
+    def fill() -> None:
+        with files.replacements(tmp_path) as fresh:
+            files.create(fresh / "history", b"new")
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        fill()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"history": b"old"}
 
 

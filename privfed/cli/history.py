@@ -9,6 +9,7 @@ from rich.console import Console
 
 from privfed.cli.arguments import RUN, AsJson
 from privfed.cli.terminal import bytes_of, duration, epsilon_of, print_json, table
+from privfed.strict_json import parse
 
 if TYPE_CHECKING:
     from privfed.round_record import FailedRound, RoundRecord
@@ -36,7 +37,8 @@ def show(folder: PartyFolder, *, as_json: AsJson = False) -> None:
     if (folder / RUN).is_file():
         from privfed.saved import SavedRun  # noqa: PLC0415 # torch, which the folder of a party does not need
 
-        rounds: list[dict[str, Any]] = [{"held": summary.to_json()} for summary in SavedRun.load(folder).history.rounds]
+        SavedRun.load(folder)  # refuses what was edited
+        rounds = [{"held": summary} for summary in parse((folder / RUN).read_text(encoding="utf-8"))["rounds"]]
     else:
         rounds = [entry for entry in read_log(folder / ROUNDS) if entry.keys() & {"held", "failed", "opened"}]
     if as_json:
