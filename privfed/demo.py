@@ -1,40 +1,31 @@
 """The demonstration: three banks train a fraud model on made-up transactions, with every protection switched on."""
 
-import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from privfed.agreement import RoundContext
-from privfed.audit.canaries import transaction_schema
 from privfed.audit.findings import Audit
-from privfed.audit.run import run_audit
-from privfed.client import Client
 from privfed.consortium import Consortium
-from privfed.data.partition import dirichlet_partition
-from privfed.data.paysim import PRE, features, grouped_split
-from privfed.data.samples import Samples
 from privfed.data.transactions import generate_transactions
-from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.dp.statement import PrivacyStatement
 from privfed.engines.local import Simulation
+from privfed.errors import PrivFedError
+from privfed.files import is_bookkeeping, replacements
 from privfed.he.secret import SharedKey
-from privfed.history import History, RoundSummary
+from privfed.history import RoundSummary
 from privfed.report.checks import Check
 from privfed.report.write import write_report
+from privfed.saved import SavedRun
 from privfed.scanner import process_holds_key
-from privfed.training.loss import BinaryCrossEntropy
-from privfed.training.mechanism import DpSgd
-from privfed.training.model import mlp
+from privfed.scenario import Outcome, Scenario, run_scenario
 
-BANKS = ("bank_a", "bank_b", "bank_c")
+BANKS = 3
 BUDGET = Budget(epsilon=4.0, delta=1e-6)  # delta is below a tenth of one over all records of the demonstration
-ALPHA = 0.5
+_SEED = 5  # a deal in which every bank has frauds to learn from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,32 +47,27 @@ class DemoResult:
     """What the demonstration measured. The data are made up, so all of it may be shown.
 
     Args:
-        history: The run.
+        outcome: The run.
         audit: What attacks on canaries found, under the same protection and without it.
         statements: What was promised about each bank's data.
         server_has_secret_key: Whether a key was found in the memory of the server's process; None where it cannot be read.
     """
 
-    history: History
+    outcome: Outcome
     audit: Audit
     statements: tuple[PrivacyStatement, ...]
     server_has_secret_key: bool | None
 
-    @property
-    def epsilon(self) -> dict[str, float]:
-        """What each bank had spent at the end."""
-        return dict(self.history.epsilon)
-
     def to_json(self) -> dict[str, object]:
         """The result as one JSON object."""
-        history = self.history
+        history = self.outcome.history
         evaluations = [summary.evaluation for summary in history.rounds if summary.evaluation is not None]
         return {
             "rounds": len(history.rounds),
             "mode": history.mode,
             "pr_auc": list(history.pr_auc),
             "pr_auc_scope": evaluations[-1].scope.value,
-            "epsilon": self.epsilon,
+            "epsilon": dict(history.epsilon),
             "delta": BUDGET.delta,
             "budget": asdict(BUDGET),
             "effective_clients": history.rounds[-1].record.effective_clients,
@@ -108,7 +94,7 @@ class DemoResult:
             holds=None if found is None else not found,
         )
         return write_report(
-            self.history,
+            self.outcome.history,
             folder / "report.html",
             audit=self.audit,
             statements=self.statements,
@@ -119,62 +105,68 @@ class DemoResult:
 
 
 def run_demo(
-    size: Size, *, progress: Callable[[RoundSummary], None] | None = None, auditing: Callable[[int], None] | None = None
+    size: Size,
+    folder: Path,
+    *,
+    command: str | None = None,
+    progress: Callable[[RoundSummary], None] | None = None,
+    auditing: Callable[[int], None] | None = None,
 ) -> DemoResult:
-    """Runs the demonstration: data, three banks with a ledger each, a server process without a key, encrypted rounds, an audit.
+    """Runs the demonstration: data, three banks with a ledger each, a server process without a key, encrypted rounds, an audit, a report.
 
     Args:
         size: `FULL` or `QUICK`.
+        folder: Where to leave what a saved simulation has, its audit, and a report. An earlier demonstration in it is replaced when
+            all that is done; until then, and if anything fails, it stays.
+        command: How it was started, for reports; None if unknown.
         progress: Is called after each round.
         auditing: Is called after each of the audit's repeats, with the number of repeats done.
+
+    Raises:
+        ValueError: If the folder holds anything but a whole earlier demonstration.
+        OSError: If the folder cannot be read or written.
     """
-    rng = np.random.default_rng(20)
-    table = generate_transactions(rows=size.rows, fraud_rate=0.01, rng=rng)
-    train, test = grouped_split(features(table, PRE), test_share=0.25, rng=rng)
-    partition = dirichlet_partition(train, clients=len(BANKS), alpha=ALPHA, rng=rng, min_samples=size.rows // 12, min_positive=20)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="privfed-demo-")))
-        clients = [
-            Client(
-                name,
-                data,
-                training=training(data, size=size),
-                ledger=stack.enter_context(Ledger.open(folder / f"{name}.ledger", population=name, budget=BUDGET)),
-            )
-            for name, data in zip(BANKS, partition.split(train), strict=True)
-        ]
-        keys = SharedKey.generate()
-        consortium = Consortium(clients, keys=keys, loss=BinaryCrossEntropy(positive_weight=20.0))
-        with torch.random.fork_rng():
-            torch.manual_seed(0)  # the same first model in every demonstration; noise and keys are never seeded
-            model = mlp(inputs=len(train.columns), hidden=(64, 48))
-        simulation = stack.enter_context(Simulation(consortium, model, evaluation=test, separate_server=True))
-        history = simulation.run(rounds=size.rounds, progress=progress)
-        contexts = [RoundContext(agreement=simulation.agreement, round=number) for number in range(size.rounds)]
-        try:
-            found: bool | None = process_holds_key(simulation.server_pid, keys, contexts)
-        except (NotImplementedError, PermissionError):
-            found = None  # not looked at, which is said as such, never as "no key"
-        statements = tuple(_statement(client) for client in clients)
-        audit = run_audit(consortium, model, schema=transaction_schema(PRE), repeats=size.repeats, progress=auditing)
-    return DemoResult(history=history, audit=audit, statements=statements, server_has_secret_key=found)
+    _check_replaceable(folder)
+    table = generate_transactions(rows=size.rows, fraud_rate=0.01, rng=np.random.default_rng(_SEED))
+    scenario = Scenario(banks=BANKS, rounds=size.rounds, steps=size.steps, epsilon=BUDGET.epsilon, delta=BUDGET.delta, seed=_SEED)
+    found: list[bool | None] = []
+
+    def search(simulation: Simulation, consortium: Consortium) -> None:
+        found.append(_key_found(simulation, consortium, rounds=size.rounds))
+
+    with replacements(folder) as fresh:
+        outcome = run_scenario(table, scenario, ledgers=fresh, progress=progress, inspect=search)
+        outcome.save(fresh, command=command, demonstration=True)
+        run = SavedRun.load(fresh)
+        audit = run.audit(repeats=size.repeats, progress=auditing)
+        run.keep_audit(audit)
+        result = DemoResult(outcome=outcome, audit=audit, statements=run.statements(), server_has_secret_key=found[0])
+        result.write_report(fresh, command=command)
+    return result
 
 
-def _statement(client: Client) -> PrivacyStatement:
-    if not isinstance(client.training, DpSgd) or client.ledger is None:
-        raise ValueError("expected a bank that trains with DP-SGD and has a ledger")
-    return PrivacyStatement.of(
-        client.ledger.events(), population=client.name, delta=client.ledger.budget.delta, max_grad_norm=client.training.max_grad_norm
+def _check_replaceable(folder: Path) -> None:
+    """Refuses a folder with anything in it whose loss could matter."""
+    if all(is_bookkeeping(path) for path in folder.iterdir()):
+        return
+    refusal = ValueError(
+        f"expected a new or empty folder, or one as privfed demo left it, got {folder}, which holds something else; nothing was run or "
+        "overwritten; take another --out"
     )
+    try:
+        run = SavedRun.load(folder)
+        run.statements()  # reads the ledgers, which must be those of the demonstration: one of anything else is never replaced
+    except PrivFedError as error:
+        raise refusal from error
+    if not run.demonstration:
+        raise refusal
 
 
-def training(data: Samples, *, size: Size) -> DpSgd:
-    """How a bank of the demonstration trains: it declares its size, rounded up to thousands, and calibrates to its budget."""
-    return DpSgd.for_budget(
-        BUDGET,
-        rounds=size.rounds,
-        max_records=-(-len(data) // 1000) * 1000,
-        expected_batch_size=512,
-        steps=size.steps,
-        learning_rate=1.0,
-    )
+def _key_found(simulation: Simulation, consortium: Consortium, *, rounds: int) -> bool | None:
+    if not isinstance(consortium.keys, SharedKey):
+        raise TypeError(f"expected banks with a shared key, got {type(consortium.keys).__name__}")
+    contexts = [RoundContext(agreement=simulation.agreement, round=number) for number in range(rounds)]
+    try:
+        return process_holds_key(simulation.server_pid, consortium.keys, contexts)
+    except (NotImplementedError, PermissionError):
+        return None  # not looked at, which is said as such, never as "no key"

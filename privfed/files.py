@@ -76,6 +76,19 @@ def replacement(path: Path) -> Generator[IO[bytes]]:
     synchronise_folder(target.parent)
 
 
+@contextmanager
+def replacements(folder: Path) -> Generator[Path]:
+    """An empty folder whose files go to another one when the block ends without an error, in place of those of the same names there.
+
+    Until then nothing in the other one changes. A crash while they go can leave old and new files beside each other.
+    """
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as name:
+        yield Path(name)
+        for path in Path(name).iterdir():
+            os.replace(path, folder / path.name)
+    synchronise_folder(folder)
+
+
 def replace(path: Path, data: bytes) -> None:
     """As `replacement`, with all that is to be written."""
     with replacement(path) as file:

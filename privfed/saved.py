@@ -1,4 +1,4 @@
-"""A finished simulation in its folder, as `privfed simulate --out` leaves it: read, audited, and reported on."""
+"""A finished simulation in its folder, as `privfed simulate --out` and `privfed demo` leave it: read, audited, and reported on."""
 
 import hashlib
 import io
@@ -51,7 +51,7 @@ _MECHANISMS = {mechanism.__name__: mechanism for mechanism in (DpSgd, NonPrivate
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRun:
-    """A simulation that `privfed simulate --out` wrote.
+    """A simulation that `privfed simulate --out` or `privfed demo` wrote.
 
     Args:
         folder: Where it is, with history.json, model.npz and a ledger per bank.
@@ -59,6 +59,7 @@ class SavedRun:
         history: What happened.
         custody: Who holds the key.
         command: How it was started; None if unknown.
+        demonstration: Whether `privfed demo` wrote it, so that all of it is made up.
     """
 
     folder: Path
@@ -66,6 +67,7 @@ class SavedRun:
     history: History
     custody: Custody
     command: str | None
+    demonstration: bool
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -121,7 +123,14 @@ class SavedRun:
                 f"history.json in {folder} was edited, or is of another version: the {', '.join(differing)} in it is not what follows from "
                 f"the rest; nothing was done; {_PUT_BACK}"
             )
-        return cls(folder=folder, feature_set=feature_set, history=history, custody=custody, command=command)
+        return cls(
+            folder=folder,
+            feature_set=feature_set,
+            history=history,
+            custody=custody,
+            command=command,
+            demonstration=fields.get("demonstration") is True,
+        )
 
     def audit(
         self,

@@ -26,7 +26,7 @@ from privfed.deal import Deal, deal
 from privfed.dp.accounting import MOST_CALIBRATED_NOISE, epsilon
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget, PoissonSampledGaussian
-from privfed.engines.local import simulate
+from privfed.engines.local import Simulation
 from privfed.history import History, RoundSummary
 from privfed.strict_json import checksum
 from privfed.training.evaluate import EvaluationScope
@@ -235,7 +235,7 @@ class Outcome:
             "rounds": [summary.to_json() for summary in history.rounds],
         }
 
-    def save(self, folder: Path, *, command: str | None = None) -> None:
+    def save(self, folder: Path, *, command: str | None = None, demonstration: bool = False) -> None:
         """Writes history.json, under a checksum, and model.npz, one array per tensor of the model, into a folder that exists.
 
         The history has the SHA-256 of model.npz, so that the model of another run is told from this one's.
@@ -243,6 +243,7 @@ class Outcome:
         Args:
             folder: Where to.
             command: How the run was started, for reports; None if unknown.
+            demonstration: Whether all of it is made up, so that a later demonstration may replace it.
 
         Raises:
             FileExistsError: If one of them is there already. Nothing is overwritten.
@@ -250,7 +251,11 @@ class Outcome:
         tensors = {name: values.astype(np.float32) for name, values in self.history.model.layout.unflatten(self.history.model).items()}
         packed = io.BytesIO()
         np.savez(packed, allow_pickle=False, **tensors)
-        content = self.to_json() | {"command": command, "model_sha256": hashlib.sha256(packed.getvalue()).hexdigest()}
+        content = self.to_json() | {
+            "command": command,
+            "demonstration": demonstration,
+            "model_sha256": hashlib.sha256(packed.getvalue()).hexdigest(),
+        }
         with (folder / "history.json").open("x", encoding="utf-8") as file:
             json.dump(content | {"checksum": checksum(content)}, file, indent=2, allow_nan=False)
         with (folder / "model.npz").open("xb") as file:
@@ -276,6 +281,7 @@ def run_scenario(
     ledgers: Path,
     ready: Callable[[], None] | None = None,
     progress: Callable[[RoundSummary], None] | None = None,
+    inspect: Callable[[Simulation, Consortium], None] | None = None,
 ) -> Outcome:
     """Deals a table to banks and trains with encrypted updates.
 
@@ -285,6 +291,7 @@ def run_scenario(
         ledgers: Folder in which every bank keeps its ledger.
         ready: Is called before the first round, when the table and the budget were found to be usable.
         progress: Is called after each round.
+        inspect: Is called after the last round, while all parties are still there. If it is given, the server is a process of its own.
 
     Raises:
         UnsupportedDataError: If the table has too few records or frauds for so many banks. Nothing was trained.
@@ -309,13 +316,13 @@ def run_scenario(
             )
             for name, shard in dealt.banks.items()
         ]
-        history = simulate(
-            consortium_of(clients, scenario.custody),
-            first_model(scenario.feature_set),
-            rounds=scenario.rounds,
-            evaluation=dealt.test,
-            progress=progress,
+        consortium = consortium_of(clients, scenario.custody)
+        simulation = stack.enter_context(
+            Simulation(consortium, first_model(scenario.feature_set), evaluation=dealt.test, separate_server=inspect is not None)
         )
+        history = simulation.run(rounds=scenario.rounds, progress=progress)
+        if inspect is not None:
+            inspect(simulation, consortium)
     banks = tuple(
         Bank(
             name=name,

@@ -86,7 +86,7 @@ def test_the_quick_demo_prints_one_json_object_and_nothing_else(demo: "subproces
     assert demo.stderr == ""
     result = json.loads(demo.stdout)
     assert result["rounds"] == len(result["pr_auc"]) == 3
-    assert set(result["epsilon"]) == {"bank_a", "bank_b", "bank_c"}
+    assert set(result["epsilon"]) == {"bank_1", "bank_2", "bank_3"}
     assert all(0 < epsilon <= result["budget"]["epsilon"] for epsilon in result["epsilon"].values())
     assert result["delta"] == 1e-6
     assert result["he_error_max"] == 0
@@ -133,6 +133,7 @@ def test_simulate_prints_one_json_object_that_is_also_its_history_file(
     kept = json.loads((out / "history.json").read_text())
     assert kept.pop("checksum") == checksum(kept)
     assert kept.pop("command").startswith("privfed simulate ")
+    assert kept.pop("demonstration") is False
     assert kept.pop("model_sha256") == hashlib.sha256((out / "model.npz").read_bytes()).hexdigest()
     assert result == kept
     assert result["scope"] == "simulation only"

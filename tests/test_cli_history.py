@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from privfed.cli import app
+from privfed.data.transactions import generate_transactions
 from privfed.engines.coordinator import coordinate
 from privfed.phases import Step
+from privfed.scenario import Scenario, run_scenario
 from tests.engines.deployed import SERVER, Deployed, deploy
 from tests.engines.exchanges import LocalExchange, dropping
 
@@ -41,6 +44,18 @@ def test_the_record_of_a_bank_shows_what_its_ledger_had_spent(deployed: Deployed
     text = show(str(deployed.folder("bank_0")))
     assert "Epsilon spent" in text
     assert "bank_0, bank_1, bank_2" in text
+
+
+def test_the_folder_of_a_saved_simulation_shows_its_rounds(tmp_path: Path) -> None:
+    table = generate_transactions(rows=3000, fraud_rate=0.03, rng=np.random.default_rng(0))
+    run_scenario(table, Scenario(banks=3, rounds=2, steps=2), ledgers=tmp_path).save(tmp_path)
+    assert show(str(tmp_path)).count("bank_1, bank_2, bank_3") == 2
+    written = json.loads((tmp_path / "history.json").read_text())
+    assert json.loads(show(str(tmp_path), "--json"))["rounds"] == [{"held": summary} for summary in written["rounds"]]
+    (tmp_path / "model.npz").unlink()
+    refused = CliRunner().invoke(app, ["history", "show", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "model.npz is missing" in refused.stderr
 
 
 def test_json_is_what_stands_in_the_folder(deployed: Deployed) -> None:

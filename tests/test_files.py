@@ -93,6 +93,30 @@ def test_what_fails_while_a_file_is_replaced_leaves_the_old_one_and_nothing_else
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == {"key": b"old"}
 
 
+def test_files_of_a_folder_are_replaced_together_and_others_stay(tmp_path: Path) -> None:
+    for name in ("history", "notes"):
+        files.create(tmp_path / name, b"old")
+    with files.replacements(tmp_path) as fresh:
+        files.create(fresh / "history", b"new")
+        files.create(fresh / "model", b"new")
+        assert (tmp_path / "history").read_bytes() == b"old"
+        assert [path.name for path in tmp_path.iterdir() if not files.is_bookkeeping(path)] in (["history", "notes"], ["notes", "history"])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"history": b"new", "notes": b"old", "model": b"new"}
+
+
+def test_what_fails_while_a_folder_is_filled_leaves_the_old_files_and_nothing_else(tmp_path: Path) -> None:
+    files.create(tmp_path / "history", b"old")
+
+    def fill() -> None:
+        with files.replacements(tmp_path) as fresh:
+            files.create(fresh / "history", b"new")
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        fill()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"history": b"old"}
+
+
 def test_file_and_folder_are_synchronised_before_a_replacement_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.create(tmp_path / "key", b"old")
     done: list[str] = []

@@ -10,6 +10,9 @@ import typer
 
 from privfed.errors import UnsupportedDataError
 
+RUN = "history.json"
+"""The file by which the folder of a saved simulation is told from others."""
+
 
 def at_least(option: str, smallest: int, reason: str = "") -> Callable[[int | None], int | None]:
     """Refuses a smaller number."""
@@ -98,9 +101,9 @@ def finished_run(folder: Path) -> None:
         raise UnsupportedDataError(
             f"{folder} is a file, not the folder of a run; nothing was done; name the folder that privfed simulate --out wrote, or {make}"
         )
-    if not (folder / "history.json").is_file():
+    if not (folder / RUN).is_file():
         raise UnsupportedDataError(
-            f"{folder} holds no history.json, so it is no folder of a finished privfed simulate --out; nothing was done; name "
+            f"{folder} holds no {RUN}, so it is no folder of a finished privfed simulate --out or privfed demo; nothing was done; name "
             f"another folder, or {make}; a run of privfed.simulate has its audit and report from privfed.run_audit and privfed.write_report"
         )
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from privfed.cli.arguments import AsJson
+from privfed.cli.arguments import RUN, AsJson
 from privfed.cli.terminal import bytes_of, duration, epsilon_of, print_json, table
+from privfed.strict_json import parse
 
 if TYPE_CHECKING:
     from privfed.round_record import FailedRound, RoundRecord
@@ -22,8 +23,8 @@ PartyFolder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False, 
 def show(folder: PartyFolder, *, as_json: AsJson = False) -> None:
     """Show each round: who took part, who was silent, what it took; at a bank, what its ledger had spent.
 
-    For the folder of a server, a bank or a key holder, and for that of a simulation. No file is written to. Rounds count from 1, in
-    `--json` from 0.
+    For the folder of a server, a bank or a key holder, and for that of a simulation or the demo. No file is written to. Rounds count from
+    1, in `--json` from 0.
 
     ```
     privfed history show server
@@ -33,8 +34,13 @@ def show(folder: PartyFolder, *, as_json: AsJson = False) -> None:
     from privfed.engines.party_folder import ROUNDS  # noqa: PLC0415 # --help must not wait for the cryptography
     from privfed.engines.run_log import read_log  # noqa: PLC0415
 
-    entries = read_log(folder / ROUNDS)
-    rounds = [entry for entry in entries if entry.keys() & {"held", "failed", "opened"}]
+    if (folder / RUN).is_file():
+        from privfed.saved import SavedRun  # noqa: PLC0415 # torch, which the folder of a party does not need
+
+        SavedRun.load(folder)  # refuses what was edited
+        rounds = [{"held": summary} for summary in parse((folder / RUN).read_text(encoding="utf-8"))["rounds"]]
+    else:
+        rounds = [entry for entry in read_log(folder / ROUNDS) if entry.keys() & {"held", "failed", "opened"}]
     if as_json:
         print_json({"rounds": rounds})
         return

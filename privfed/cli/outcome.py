@@ -1,4 +1,4 @@
-"""What `privfed simulate` shows of a run to people."""
+"""What `privfed simulate` and `privfed demo` show of a run to people."""
 
 import shlex
 from pathlib import Path
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from privfed.scenario import Outcome
 
 
-def show_outcome(outcome: "Outcome", out: Path | None) -> None:
-    """Shows the rounds, the banks, who holds the key, and what comes next."""
+def show_outcome(outcome: "Outcome") -> None:
+    """Shows the rounds, the banks, and who holds the key."""
     from privfed.training.mechanism import DpSgd  # noqa: PLC0415
 
     history, budget = outcome.history, outcome.budget
@@ -77,9 +77,16 @@ def show_outcome(outcome: "Outcome", out: Path | None) -> None:
     )
     for note in outcome.notes:
         console.print(f"[yellow]Note:[/yellow] {escape(note)}")
-    if out:
-        console.print(f"Written to {escape(str(out))}: history.json, model.npz, and a ledger per bank. Next:")
-        for command in (["audit", out], ["report", out], ["ledger", "show", out / f"{outcome.banks[0].name}.ledger"]):
-            typer.echo(f"  {shlex.join(['privfed', *map(str, command)])}")
-    else:
-        console.print("Nothing was kept. With --out DIR it is, and privfed audit and privfed report can look at it.")
+
+
+def show_written(outcome: "Outcome", out: Path, *, also: str = "") -> None:
+    """Says what was written where, and what to do with it.
+
+    Args:
+        outcome: What was run.
+        out: The folder.
+        also: Further things that were written to it.
+    """
+    Console().print(f"Written to {escape(str(out))}: history.json, model.npz, {also}and a ledger per bank. Next:")
+    for command in (["audit", out], ["report", out], ["ledger", "show", out / f"{outcome.banks[0].name}.ledger"]):
+        typer.echo(f"  {shlex.join(['privfed', *map(str, command)])}")

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from privfed.cli.arguments import AsJson, CsvFile, above_zero, alone, at_least, new_folder, readable
-from privfed.cli.outcome import show_outcome
+from privfed.cli.outcome import show_outcome, show_written
 from privfed.cli.terminal import print_json, round_progress, use_one_core
 
 _ROUNDS, _EPSILON = 20, 4.0
@@ -177,8 +177,12 @@ def simulate(
         outcome.save(out, command=shlex.join(["privfed", *sys.argv[1:]]))
     if as_json:
         print_json(outcome.to_json())
+        return
+    show_outcome(outcome)
+    if out:
+        show_written(outcome, out)
     else:
-        show_outcome(outcome, out)
+        typer.echo("Nothing was kept. With --out DIR it is, and privfed audit and privfed report can look at it.")
 
 
 def _check_quorum(keys: Keys, *, banks: int, corrupted: int | None, dropouts: int | None) -> None:
