@@ -40,7 +40,7 @@ def certificate_problems(certificate: Path, *, key: Path, authority: Path, name:
         found.append(f"{certificate.name}: it is not signed by {authority.name}; {again}")
     if (subject := _common_name(held)) != name:
         found.append(f"{certificate.name}: it belongs to {subject!r}, not to {name!r}; put the file of {name!r} back, or {again}")
-    return [*found, *_key_problems(held, certificate=certificate, key=key, again=again)]
+    return [*found, *key_problems(held, certificate=certificate, key=key, again=again)]
 
 
 def date_problems(certificate: x509.Certificate, *, said: str, now: datetime, again: str) -> list[str]:
@@ -62,7 +62,15 @@ def date_problems(certificate: x509.Certificate, *, said: str, now: datetime, ag
     return found
 
 
-def _key_problems(held: x509.Certificate, *, certificate: Path, key: Path, again: str) -> list[str]:
+def key_problems(held: x509.Certificate, *, certificate: Path, key: Path, again: str) -> list[str]:
+    """What is wrong with the private key of a certificate, a line each; nothing, if it belongs to it and nobody else can read it.
+
+    Args:
+        held: The certificate.
+        certificate: Its file.
+        key: PEM file with its private key. Secret.
+        again: What to do where it is lost.
+    """
     try:
         private = serialization.load_pem_private_key(read_private(key, most=_MOST_BYTES), password=None)
     except PermissionError as error:

@@ -105,12 +105,9 @@ class Bank:
             lost = isinstance(session, ThresholdSession) and session.key_lost(context)
             return Answer(name=name, facts={"rounds": list(session.state.rounds), "secret_lost": lost}), None
         answer, error = Answer(name=name), None
-        if request.step is Step.SETUP:
+        if request.step in (Step.SETUP, Step.COMMIT, Step.UPLOAD, Step.APPROVE):
             session.check_history(context)
             self._asked.begin(context)
-        elif request.step in (Step.COMMIT, Step.UPLOAD, Step.APPROVE):
-            session.check_history(context)
-            self._asked.check(context)
         try:
             for reply in ask(self._participant, request.step, context, request.payload, name=name):
                 weighing = reply.weighing

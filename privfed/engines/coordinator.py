@@ -14,7 +14,7 @@ from privfed.engines.metrics import EventLog, Metrics
 from privfed.engines.party_folder import ROUNDS, SPOOL, own_identity, read_agreement
 from privfed.engines.remote import RemoteParties
 from privfed.engines.server_log import ServerLog
-from privfed.errors import CohortError, DamagedFileError, OpeningRefusedError, ParametersMismatchError
+from privfed.errors import CohortError, DamagedFileError, OpeningRefusedError, ParametersMismatchError, PrivFedError
 from privfed.files import FolderLock, make_folder, sweep
 from privfed.phases import Step, hold
 from privfed.round_record import FailedRound, RoundRecord, Stage
@@ -48,8 +48,9 @@ def coordinate(
     """Holds rounds with parties on other machines, from the server's folder, and goes on where that stands.
 
     At each step all clients are asked at once. Who does not answer in time is silent for the rest of the round; the round goes on with the
-    others if the policy allows it, and else is recorded as failed, with nothing opened. A client that missed rounds is sent what it
-    missed, in order, before it is asked to take part.
+    others if the policy allows it, and else is recorded as failed, with nothing opened. For whose approval a round failed does not
+    train in the next one, and longer every time, as long as there are enough others: each such round is charged to all. A client that
+    missed rounds is sent what it missed, in order, before it is asked to take part.
 
     Args:
         folder: The server's; see `privfed.engines.party_folder`. One process at a time works in it.
@@ -65,7 +66,8 @@ def coordinate(
         CohortError: If none of the rounds could be held.
         AgreementMismatchError: If the key in the folder is not that of the agreement's server.
         OpeningRefusedError: If a client does not approve what is to be summed, or the key holder does not open it, and the round fails for
-            it; or every client that answers refuses to open what the server made of a round. No further round is begun.
+            it; or every client that answers refuses to open what the server made of a round. No further round is begun. The next call
+            goes on with the next round, in the last case after it asked them once more.
         PrivFedError: If the folder is damaged or in use.
         ValueError: If `rounds` is below 1.
     """
@@ -106,10 +108,11 @@ class _Coordinator:
             try:
                 record = self._hold(number)
             except CohortError as error:
-                silent = log.silent(number, attempt=len(log.abandoned(number)))
-                log.add_failed(FailedRound(round=number, silent=silent, reason=str(error)))
-                self._events.write("round failed", round=number, reason=str(error))
+                self._fail(number, error)
                 self._check_approved(number, error)
+            except OpeningRefusedError as error:
+                self._refuse(number, error)
+                raise
             else:
                 log.add_held(record)
                 self._events.write("round held", round=number, attempt=record.attempt, participants=list(record.participants))
@@ -120,6 +123,27 @@ class _Coordinator:
         if not log.held:
             raise CohortError(f"none of {rounds} rounds could be held; the last one: {log.failed[-1].reason}")
         return CoordinatedRun(rounds=tuple(log.held), failed=tuple(log.failed), first=first)
+
+    def _fail(self, number: int, error: PrivFedError) -> None:
+        log, parties = self._log, self._parties
+        silent = log.silent(number, attempt=len(log.abandoned(number)))
+        if parties is not None:
+            stalling = [name for name, stage in parties.silent.items() if stage is Stage.APPROVAL and name not in parties.disapproving]
+            if stalling:
+                log.add_stalled(number, stalling)
+        log.add_failed(FailedRound(round=number, silent=silent, reason=str(error)))
+        self._events.write("round failed", round=number, reason=str(error))
+
+    def _refuse(self, number: int, error: OpeningRefusedError) -> None:
+        """The next start asks once more, because the reason may have been at the clients; the one after it goes on with another round.
+
+        Else a client whose upload nobody can open would be in the way of all rounds to come.
+        """
+        if self._log.was_refused(number):
+            self._fail(number, error)
+        else:
+            self._log.add_refused(number)
+        self._write_metrics()
 
     def _check_approved(self, number: int, error: CohortError) -> None:
         """Stops where a client, or the key holder, saw the digest and said no: the next round might be charged for the same refusal.
@@ -166,6 +190,7 @@ class _Coordinator:
                     name: stage for name, stage in log.silent(number, attempt=context.attempt).items() if stage <= Stage.UPLOAD
                 } | silent
             present = [name for name in roster.names if name not in behind]
+            resting = [] if server.cohort() else self._resting(number, there=set(present) - set(silent))
             fell_silent = partial(log.add_silent, context)
             for name, stage in silent.items():
                 fell_silent(name, stage)
@@ -173,12 +198,23 @@ class _Coordinator:
                 self._correspondence, names=present, silent=silent, events=self._events, fell_silent=fell_silent
             )
             try:
-                return hold(server=server, parties=parties, context=context, selected=present)
+                return hold(server=server, parties=parties, context=context, selected=[name for name in present if name not in resting])
             except ParametersMismatchError as error:
                 if not error.names:
                     raise
                 self._events.write("attempt given up", round=number, attempt=context.attempt, of=list(error.names), reason=str(error))
                 log.add_abandoned(context, by=[], left_out=error.names, reason=str(error))
+
+    def _resting(self, number: int, *, there: set[str]) -> list[str]:
+        """Who is not asked to train in a round for what it did to earlier ones, if the round can be held without. It opens it like all."""
+        agreement = self._agreement
+        resting = self._log.resting(number) & there
+        needed = agreement.validator is not None and agreement.validator.name in resting
+        if needed or len(there - resting) < agreement.least_participants:
+            return []
+        for name in sorted(resting):
+            self._events.write("left out", round=number, of=name, reason="an earlier round failed for want of its approval")
+        return sorted(resting)
 
     def _server(self, context: RoundContext) -> Server:
         return Server(context=context, identity=self._identity, selected=self._agreement.roster.names, spool=self._spool)

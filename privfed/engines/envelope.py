@@ -95,7 +95,7 @@ def open_request(data: bytes, agreement: Agreement) -> Request:
         InvalidMessageError: If it is no authentic request of this server.
         AgreementMismatchError: If it is authentic, and speaks of another agreement or session.
     """
-    reader = _verified(data, _ASKING, agreement.roster.server, most=most_payload_bytes(agreement))
+    reader = _verified(data, _ASKING, agreement.roster.server, most=most_bytes(agreement))
     step, digest, number, attempt, history = _REQUEST.unpack(reader.take(_REQUEST.size))
     about, payload = reader.text(), reader.take(reader.integer(_LENGTH_BYTES))
     reader.end()
@@ -130,7 +130,7 @@ def open_answer(data: bytes, request: bytes, party: PublicIdentity, *, agreement
     Raises:
         InvalidMessageError: If it is no authentic answer of this party to it: damaged, forged, or to an earlier one and late.
     """
-    reader = _verified(data, _ANSWERING, party, most=most_payload_bytes(agreement))
+    reader = _verified(data, _ANSWERING, party, most=most_bytes(agreement))
     if reader.take(DIGEST_BYTES) != hashlib.sha256(request).digest():
         raise InvalidMessageError
     refusal, facts = reader.text(), reader.take(reader.integer(_FACTS_LENGTH_BYTES))
@@ -158,9 +158,14 @@ def most_payload_bytes(agreement: Agreement) -> int:
     return most
 
 
+def most_bytes(agreement: Agreement) -> int:
+    """A bound on the bytes of a request or an answer: longer ones are not looked at, and need not be taken in."""
+    return most_payload_bytes(agreement) + _OVERHEAD_BYTES
+
+
 def _verified(data: bytes, magic: bytes, signer: PublicIdentity, *, most: int) -> Reader:
     """Takes the beginning and the signature off, both checked."""
-    if not _PREFIX.size + SIGNATURE_BYTES <= len(data) <= most + _OVERHEAD_BYTES:
+    if not _PREFIX.size + SIGNATURE_BYTES <= len(data) <= most:
         raise InvalidMessageError
     body = memoryview(data)[:-SIGNATURE_BYTES]
     reader = Reader(body)

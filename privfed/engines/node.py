@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from privfed.engines.envelope import Answer, Request, open_request, seal_answer
+from privfed.engines.envelope import Answer, Request, most_bytes, open_request, seal_answer
 from privfed.engines.metrics import EventLog, Metrics
 from privfed.engines.party_folder import ROUNDS, answering_parties, own_identity, read_agreement
 from privfed.engines.run_log import RunLog, damaged
@@ -79,6 +79,11 @@ class Node:
     def name(self) -> str:
         """The party's name in the agreement. Public."""
         return self._identity.name
+
+    @property
+    def most_bytes(self) -> int:
+        """Longest request that can be one; see `envelope.most_bytes`. Public."""
+        return most_bytes(self._agreement)
 
     def answer(self, request: bytes) -> bytes:
         """What the party answers to a request, or to any other bytes.

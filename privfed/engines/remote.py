@@ -100,6 +100,8 @@ class RemoteParties:
             lacking = answer.facts.get("lacking", [])
             if not lacking:
                 return answer.payload
+            if not isinstance(lacking, list):
+                return None
             for client in context.agreement.roster.names:
                 if client in lacking:
                     list(self._correspondence.ask(Step.STORE, context, [(name, upload(client))], about=client))

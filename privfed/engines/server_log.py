@@ -8,6 +8,7 @@ from privfed.agreement import DIGEST_BYTES, RoundContext
 from privfed.engines.run_log import RunLog
 from privfed.errors import DamagedFileError
 from privfed.round_record import FailedRound, RoundRecord, Stage
+from privfed.strict_json import whole
 
 
 class ServerLog:
@@ -28,6 +29,8 @@ class ServerLog:
         self.failed: list[FailedRound] = []
         self._abandoned: list[dict[str, Any]] = []
         self._silent: dict[tuple[int, int, str], Stage] = {}
+        self._stalled: dict[str, list[int]] = {}
+        self._refused: set[int] = set()
         try:
             for entry in self._log.entries(used=used):
                 self._read(entry)
@@ -51,6 +54,10 @@ class ServerLog:
                 pass
             case "silent":
                 self._silent[fields["round"], fields["attempt"], fields["client"]] = Stage[fields["stage"]]
+            case "stalled":
+                self._keep_stalled(whole(fields["round"]), fields["clients"])
+            case "refused":
+                self._refused.add(whole(fields["round"]))
             case _:
                 raise ValueError("expected an entry of a server's log, got something else")
 
@@ -66,6 +73,18 @@ class ServerLog:
     def silent(self, number: int, *, attempt: int) -> dict[str, Stage]:
         """Clients that fell silent in an attempt at a round, and from which stage on."""
         return {name: stage for (known, at, name), stage in self._silent.items() if (known, at) == (number, attempt)}
+
+    def resting(self, number: int) -> set[str]:
+        """Clients that are better not asked to take part in a round, because rounds before failed for want of their approval.
+
+        All others had paid for those. Each is left out of the next round, at the second time of the next 3, then of the next 7, and so on:
+        whoever does so on purpose makes a number of rounds fail that is the logarithm of the number of all.
+        """
+        return {name for name, rounds in self._stalled.items() if rounds[-1] < number < rounds[-1] + 2 ** len(rounds)}
+
+    def was_refused(self, number: int) -> bool:
+        """Whether every client that answered has refused the aggregate of a round before."""
+        return number in self._refused
 
     def begin(self) -> None:
         """Keeps that there is a run: before its first message is, so that no server that is killed early takes this file for lost."""
@@ -95,3 +114,19 @@ class ServerLog:
         if self._silent.get(place) is not stage:
             self._log.append({"silent": {"round": context.round, "attempt": context.attempt, "client": name, "stage": stage.name}})
             self._silent[place] = stage
+
+    def add_stalled(self, number: int, clients: Sequence[str]) -> None:
+        """Keeps for whose approval, which never came, a round failed."""
+        self._log.append({"stalled": {"round": number, "clients": list(clients)}})
+        self._keep_stalled(number, clients)
+
+    def _keep_stalled(self, number: int, clients: Sequence[str]) -> None:
+        for name in clients:
+            rounds = self._stalled.setdefault(name, [])
+            if number not in rounds:
+                rounds.append(number)
+
+    def add_refused(self, number: int) -> None:
+        """Keeps that every client that answered refused the aggregate of a round."""
+        self._log.append({"refused": {"round": number}})
+        self._refused.add(number)

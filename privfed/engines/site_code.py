@@ -40,8 +40,22 @@ def run_site(folder: Path) -> Mapping[str, Any]:
     return _run(folder / SITE)
 
 
-def _run(path: Path) -> Mapping[str, Any]:
+def check_site(folder: Path) -> None:
+    """Refuses a bank's own file that `run_site` would not run, and does not run it.
+
+    Raises:
+        OSError: As `run_site`.
+        ValueError: As `run_site`.
+    """
+    _check(folder / SITE)
+
+
+def _check(path: Path) -> None:
     read_pinned(path, most=_MOST_BYTES)
+
+
+def _run(path: Path) -> Mapping[str, Any]:
+    _check(path)
     return runpy.run_path(str(path), run_name="privfed_site")
 
 

@@ -13,6 +13,7 @@ import pytest
 from privfed.aggregation.robust import NormBound
 from privfed.dp.ledger import Ledger
 from privfed.engines.coordinator import coordinate
+from privfed.engines.envelope import Answer, open_answer, open_request, seal_answer
 from privfed.engines.exchange import TimeOuts
 from privfed.errors import AgreementMismatchError, CohortError, DamagedFileError, FolderInUseError, OpeningRefusedError
 from privfed.files import FolderLock
@@ -24,6 +25,7 @@ from privfed.he.product_params import ProductParams
 from privfed.he.secret import SharedKey
 from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import Identity
+from privfed.message import Kind, seal, unseal
 from privfed.phases import Step
 from privfed.protect import Protected, protect
 from privfed.round_record import RoundRecord, Stage
@@ -238,6 +240,98 @@ def test_a_digest_that_a_client_does_not_approve_stops_the_run_before_another_ro
     assert charges(deployed) == {"bank_0": 2, "bank_1": 1, "bank_2": 2}
     reasons = [event["reason"] for event in events(deployed, "bank_0") if event["event"] == "refused"]
     assert any("ledger" in reason for reason in reasons)
+
+
+def test_a_bank_whose_approval_never_comes_makes_fewer_and_fewer_rounds_of_the_others_fail(tmp_path: Path) -> None:
+    """Each of these rounds was paid for by all others, in vain."""
+    deployed = deploy(tmp_path, count=4)
+
+    def fault(name: str, step: Step, _: int, __: bytes, honest: Callable[[], bytes]) -> bytes | None:
+        return None if (name, step) == ("bank_3", Step.APPROVE) else honest()
+
+    with LocalExchange(deployed, fault=fault) as exchange:
+        run(deployed, exchange, rounds=3)  # a restart forgets nothing of it
+        held = run(deployed, exchange, rounds=9)
+        assert [record.round for record in held] == [1, 3, 4, 5, 7, 8]
+        assert all(record.participants == ("bank_0", "bank_1", "bank_2") for record in held)
+        assert charges(deployed) == {"bank_0": 9, "bank_1": 9, "bank_2": 9, "bank_3": 3}
+        reasons = [event["reason"] for event in events(deployed, SERVER) if event["event"] == "left out" and event["of"] == "bank_3"]
+        assert reasons == ["an earlier round failed for want of its approval"] * 6
+    assert len(models(deployed)) == 1
+
+
+def test_a_bank_whose_approval_did_not_come_takes_part_where_the_others_are_too_few(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path, private=False)
+    with LocalExchange(deployed, fault=dropping(("bank_1", Step.APPROVE, 0))) as exchange:
+        (record,) = run(deployed, exchange, rounds=2)
+    assert record.participants == deployed.names
+
+
+def test_who_says_that_it_does_not_approve_is_not_left_out_of_the_next_round(tmp_path: Path) -> None:
+    """Else a client could have another one left out, by stating what that one alone refuses."""
+    deployed = deploy(tmp_path, private=False, count=4)
+
+    def fault(name: str, step: Step, number: int, data: bytes, honest: Callable[[], bytes]) -> bytes | None:
+        if (name, step, number) != ("bank_3", Step.APPROVE, 0):
+            return honest()
+        return seal_answer(
+            Answer(name=name, refusal="PrivFedError"), data, Identity.load(deployed.folder(name) / "identity.pem", name=name)
+        )
+
+    with LocalExchange(deployed, fault=fault) as exchange:
+        with pytest.raises(OpeningRefusedError, match="not approved or opened by bank_3"):
+            run(deployed, exchange, rounds=2)
+        (record,) = run(deployed, exchange, rounds=2)
+    assert record.participants == deployed.names
+
+
+def test_an_aggregate_that_everybody_refuses_is_offered_once_more_and_then_the_next_round_is_held(tmp_path: Path) -> None:
+    """One bank can make it so that nobody opens; it must not be in the way of all rounds to come."""
+    deployed = deploy(tmp_path, keys=ThresholdKey(clients=4, corrupted=1, dropouts=0), count=4)
+    bank = Identity.load(deployed.folder("bank_3") / "identity.pem", name="bank_3")
+
+    def fault(name: str, step: Step, number: int, data: bytes, honest: Callable[[], bytes]) -> bytes | None:
+        reply = honest()
+        if (name, step, number) != ("bank_3", Step.UPLOAD, 0):
+            return reply
+        answer, context = (
+            open_answer(reply, data, bank.public, agreement=deployed.agreement),
+            open_request(data, deployed.agreement).context,
+        )
+        frame = unseal(answer.payload, context, Kind.UPLOAD, max_payload=len(answer.payload))
+        # An upload that is no encryption under this round's key, signed all the same.
+        payload = bytes(frame.payload)
+        payload = payload[:-4096] + bytes(4096)
+        false = seal(context, bank, Kind.UPLOAD, key_id=frame.key_id, payload=payload)
+        stored = exchange.nodes[name]._party._session._outbox  # type: ignore[union-attr]
+        for file in stored.names(f"{deployed.agreement.session.hex()}-0-0"):
+            if not file:
+                stored.path(f"{deployed.agreement.session.hex()}-0-0").write_bytes(false)
+        return seal_answer(replace(answer, payload=false), data, bank)
+
+    with LocalExchange(deployed, fault=fault) as exchange:
+        for _ in range(2):
+            with pytest.raises(OpeningRefusedError, match="refused the aggregate of round 0"):
+                run(deployed, exchange, rounds=2)
+        assert charges(deployed) == dict.fromkeys(deployed.names, 1)
+        (record,) = run(deployed, exchange, rounds=2)
+    assert (record.round, record.participants) == (1, deployed.names)
+    assert len(models(deployed)) == 1
+
+
+@pytest.mark.parametrize("lacking", [5, "bank_0", {"bank_0": 1}, [["bank_0"]], [5]])
+def test_nonsense_about_what_the_key_holder_lacks_fails_the_round_and_nothing_else(tmp_path: Path, lacking: Any) -> None:
+    deployed = deploy(tmp_path, **MODES["EscrowKey"](), private=False)
+    holder = Identity.load(deployed.folder("key_holder") / "identity.pem", name="key_holder")
+
+    def fault(_: str, step: Step, number: int, data: bytes, honest: Callable[[], bytes]) -> bytes | None:
+        if (step, number) != (Step.HOLD, 0):
+            return honest()
+        return seal_answer(Answer(name=holder.name, facts={"lacking": lacking}), data, holder)
+
+    with LocalExchange(deployed, fault=fault) as exchange:
+        (record,) = run(deployed, exchange, rounds=2)
+    assert record.round == 1
 
 
 @pytest.mark.parametrize("keys", ["SharedKey", "EscrowKey"])

@@ -119,6 +119,7 @@ def test_bytes_that_are_longer_than_any_message_are_not_looked_at(deployed: Depl
 
     monkeypatch.setattr(envelope, "most_payload_bytes", lambda _: 0)
     monkeypatch.setattr(envelope, "_OVERHEAD_BYTES", 200)
+    assert envelope.most_bytes(deployed.agreement) == 200
     request = asking(deployed, Step.OPEN, payload=bytes(300))
     with pytest.raises(InvalidMessageError):
         open_request(request, deployed.agreement)
@@ -187,6 +188,21 @@ def test_a_request_that_arrives_after_a_later_round_or_attempt_began_is_refused_
         assert {answered(deployed, node, request).refusal for request in late.values()} == {"RoundMismatchError"}
         assert node._party.epsilon == spent
         assert answered(deployed, node, seal_request(Request(step=Step.UPLOAD, context=second), server_of(deployed))).refusal == ""
+
+
+def test_an_upload_that_is_asked_for_without_a_setup_makes_everything_earlier_late_too(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path)
+
+    def asked(number: int, attempt: int) -> bytes:
+        context = RoundContext(agreement=deployed.agreement, round=number, attempt=attempt)
+        return seal_request(Request(step=Step.UPLOAD, context=context), server_of(deployed))
+
+    with Node(deployed.folder("bank_0")) as node:
+        assert answered(deployed, node, asked(3, 1)).refusal == ""
+        spent = node._party.epsilon
+    with Node(deployed.folder("bank_0")) as node:
+        assert {answered(deployed, node, asked(*late)).refusal for late in ((3, 0), (2, 7), (0, 0))} == {"RoundMismatchError"}
+        assert node._party.epsilon == spent
 
 
 def test_a_damaged_note_of_what_was_asked_last_is_refused(tmp_path: Path) -> None:

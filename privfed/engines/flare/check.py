@@ -10,11 +10,13 @@ from typing import Any
 
 from privfed.deploy.certificates import certificate_problems, lets_strangers_in
 from privfed.deploy.deployment import SERVER, Deployment
-from privfed.engines.flare.job import COORDINATOR, HEART_BEAT_TIMEOUT, PARTY
-from privfed.engines.flare.policies import KIT, NO_CODE, STORAGE
+from privfed.engines.flare.job import COMMANDS, COORDINATOR, HEART_BEAT_TIMEOUT, PARTY
+from privfed.engines.flare.policies import FORBIDDEN, KIT, NO_CODE, STORAGE, client_resources, server_resources
+from privfed.engines.flare.provisioning import START, start_script
 
 _SECONDS = 5.0
 _ALLOW_LIST_MODULE = "nvflare.app_common.widgets.component_path_authorizer"
+_SITE_CODE = "custom"
 _LOG_SENDERS = ("LogStreamer", "LogSender", "LogReceiver")
 
 
@@ -36,7 +38,12 @@ def problems(folder: Path, deployment: Deployment, *, name: str, now: datetime) 
     )
     found += _code_problems(kit, server=server)
     found += _resource_problems(kit, server=server)
+    found += _component_problems(kit, server=server)
     found += _control_problems(startup / f"fed_{which}.json", server=server)
+    if not server:
+        found += _target_problems(startup / f"fed_{which}.json", deployment)
+    if not (folder / START).is_file() or (folder / START).read_text() != start_script(name):
+        found.append(f"{START} is not what was written; see that it starts FLARE alone, with secure_train=true, or write it anew")
     return found + _port_problems(deployment, server=server)
 
 
@@ -55,6 +62,13 @@ def _code_problems(kit: Path, *, server: bool) -> list[str]:
             if open_rights:
                 found.append(
                     f'local/authorization.json lets the role {role!r} bring code ({", ".join(open_rights)}); set these rights to "none"'
+                )
+            commands = [
+                right for right in FORBIDDEN if right not in NO_CODE and (not isinstance(rights, dict) or rights.get(right) != "none")
+            ]
+            if commands:
+                found.append(
+                    f'local/authorization.json lets the role {role!r} give commands ({", ".join(commands)}); set these rights to "none"'
                 )
     resources = _json(kit / "local" / "resources.json")
     allowed = resources.get("class_allow_list")
@@ -87,6 +101,40 @@ def _resource_problems(kit: Path, *, server: bool) -> list[str]:
     if "/tmp/" in json.dumps(resources):  # noqa: S108 -- what is looked for, so that nothing is stored there
         found.append(f"local/resources.json keeps jobs or snapshots under /tmp; set the paths to /proc/self/cwd/{STORAGE}")
     return found
+
+
+def _component_problems(kit: Path, *, server: bool) -> list[str]:
+    """Whether FLARE's process is made of anything else than what was written, or takes more commands than those of a job."""
+    found: list[str] = []
+    written = server_resources() if server else client_resources()
+    expected = {str(component["path"]) for component in written["components"]}
+    components = _json(kit / "local" / "resources.json").get("components", [])
+    here = {str(component.get("path", "")) for component in components if isinstance(component, dict)}
+    if not server and COMMANDS not in here:
+        found.append(
+            f"local/resources.json lacks the component {COMMANDS}, so the server can have FLARE print any file of this folder; put it into "
+            "components, with an id of its own, or take local from new folders (privfed deploy certificates)"
+        )
+    if others := sorted(here - expected):
+        found.append(f"local/resources.json has components that were not written: {', '.join(others)}; see what they are, and remove them")
+    more = [
+        path for place in ("local", "startup") for path in sorted((kit / place).glob("*resources.json")) if path.name != "resources.json"
+    ]
+    found += [f"{path.parent.name}/{path.name} adds to what FLARE's process is made of; remove it" for path in more]
+    if (kit / "local" / _SITE_CODE).exists():
+        found.append(f"local/{_SITE_CODE} holds code that FLARE's process may load; remove it")
+    return found
+
+
+def _target_problems(config: Path, deployment: Deployment) -> list[str]:
+    section: Any = (_json(config).get("servers") or [{}])[0]
+    target, identity, where = section.get("service", {}).get("target"), section.get("identity"), f"{deployment.host}:{deployment.port}"
+    if target == where and identity == SERVER:
+        return []
+    return [
+        f"startup/{config.name} connects to {target!r} as {identity!r}, and the server is {where}; put back the file that was made for "
+        "this party"
+    ]
 
 
 def _control_problems(config: Path, *, server: bool) -> list[str]:

@@ -8,6 +8,7 @@ from privfed.engines.flare.messages import TASK
 
 COORDINATOR = "privfed.engines.flare.controller.Coordinator"
 PARTY = "privfed.engines.flare.executor.Party"
+COMMANDS = "privfed.engines.flare.commands.JobCommandsOnly"
 HEART_BEAT_TIMEOUT = 30
 """Seconds after which a silent client counts as gone; FLARE's own 600 keep a job without it running for ten minutes."""
 _TASK_REQUEST_INTERVAL = 0.2

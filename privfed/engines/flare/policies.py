@@ -6,7 +6,7 @@ logs to the server.
 
 from typing import Any, Final
 
-from privfed.engines.flare.job import COORDINATOR, HEART_BEAT_TIMEOUT, PARTY
+from privfed.engines.flare.job import COMMANDS, COORDINATOR, HEART_BEAT_TIMEOUT, PARTY
 
 KIT: Final = "flare"
 """FLARE's workspace in a party's folder."""
@@ -18,8 +18,12 @@ _STORAGE = f"/proc/self/cwd/{STORAGE}"
 NO_CODE: Final = ("byoc", "server-predeployed-flwr")
 """The rights to run code that comes with a job, or beside it. No role has them."""
 
-# What a server claims of a user is believed by a site, so what nobody may do is denied to every role.
-_NOBODY = dict.fromkeys((*NO_CODE, "shell_commands", "operate", "download_job"), "none")
+FORBIDDEN: Final = (*NO_CODE, "shell_commands", "operate", "download_job")
+"""The rights that no role has."""
+
+# What a server claims of a user is believed by a site, so what nobody may do is denied to every role. And a command that does not claim
+# anything is not looked at: see `privfed.engines.flare.commands`.
+_NOBODY = dict.fromkeys(FORBIDDEN, "none")
 _LOOKING = dict.fromkeys(("submit_job", "clone_job", "manage_job"), "none") | {"view": "any"} | _NOBODY
 _RUNNING = {"submit_job": "any", "clone_job": "none", "manage_job": "n:submitter", "view": "any"} | _NOBODY
 AUTHORIZATION: Final[dict[str, Any]] = {
@@ -30,7 +34,7 @@ AUTHORIZATION: Final[dict[str, Any]] = {
 
 
 def client_resources() -> dict[str, Any]:
-    """What a bank's or the key holder's FLARE process is made of: no log leaves the site."""
+    """What a bank's or the key holder's FLARE process is made of: no log leaves the site, and it takes no commands but those of a job."""
     return {
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",
@@ -38,6 +42,7 @@ def client_resources() -> dict[str, Any]:
         "allow_log_streaming": False,
         "client": {"retry_timeout": 30, "compression": "Gzip"},
         "components": [
+            {"id": "commands", "path": COMMANDS, "args": {}},
             {
                 "id": "resource_manager",
                 "path": "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",

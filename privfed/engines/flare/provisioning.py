@@ -18,6 +18,8 @@ from privfed.engines.flare.policies import AUTHORIZATION, KIT, STORAGE, client_r
 from privfed.errors import DeploymentError
 
 JOB: Final = "job"
+START: Final = "start.sh"
+"""The script in a party's folder that starts it."""
 _API_VERSION: Final = 3
 # The first answer of a bank comes after its data are loaded. One that is gone is noticed by FLARE long before.
 _LOADING_SECONDS: Final = 900.0
@@ -134,14 +136,22 @@ def _harden(kit: Path, *, server: bool) -> None:
 
 
 def _write_start(folder: Path, name: str) -> None:
-    organisation = _organisation(name)
-    terms = {"name": name, "kit": KIT, "org": organisation}
+    _write_text(folder / START, start_script(name), 0o700)
+    _write_text(folder / "env", _ENVIRONMENT, 0o600)
+
+
+def start_script(name: str) -> str:
+    """The script that starts a party.
+
+    Args:
+        name: Of the party.
+    """
+    terms = {"name": name, "kit": KIT, "org": _organisation(name)}
     if name == SERVER:
         terms |= {"kind": "server.server_train", "config": "fed_server.json", "uid": ""}
     else:
         terms |= {"kind": "client.client_train", "config": "fed_client.json", "uid": f"uid={name} "}
-    _write_text(folder / "start.sh", _START.format(**terms), 0o700)
-    _write_text(folder / "env", _ENVIRONMENT, 0o600)
+    return _START.format(**terms)
 
 
 def _write_text(path: Path, text: str, mode: int) -> None:

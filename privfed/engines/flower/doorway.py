@@ -5,6 +5,8 @@ nothing: it hands the bytes to a process of the party's own, over a Unix socket,
 """
 
 import os
+import socket as sockets
+import struct
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Client, Listener
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 _MOST_BYTES = 2**32
+_TIME_OUT = struct.pack("@ll", 60, 0)  # seconds and microseconds, as the kernel takes them
 _SOCKET_UMASK = 0o117  # the owner and the group may connect
 _RETRY_SECONDS = 0.5
 
@@ -19,11 +22,16 @@ _RETRY_SECONDS = 0.5
 class Answering(Protocol):
     """Who answers requests: `privfed.engines.node.Node`."""
 
+    @property
+    def most_bytes(self) -> int: ...
     def answer(self, request: bytes) -> bytes: ...
 
 
 def serve(node: Answering, socket: Path, *, ready: Callable[[], None] = lambda: None) -> None:
     """Answers requests, one after the other, until the process ends.
+
+    Whoever may connect is not trusted: longer messages than a request can be are not taken in, and who sends or takes nothing for a
+    minute is let go of, so that others are answered.
 
     Args:
         node: Who answers.
@@ -41,14 +49,21 @@ def serve(node: Answering, socket: Path, *, ready: Callable[[], None] = lambda: 
         while True:
             with listener.accept() as connection:
                 try:
-                    request = connection.recv_bytes(_MOST_BYTES)
-                except (EOFError, OSError):  # the app went away
+                    _limit_waiting(connection.fileno())
+                    request = connection.recv_bytes(node.most_bytes)
+                except (EOFError, OSError):  # the app went away, or is none
                     continue
                 answer = node.answer(request)
                 try:
                     connection.send_bytes(answer)
                 except OSError:  # the app went away; it asks again, and gets what was stored
                     continue
+
+
+def _limit_waiting(descriptor: int) -> None:
+    with sockets.socket(fileno=os.dup(descriptor)) as same:
+        for option in (sockets.SO_RCVTIMEO, sockets.SO_SNDTIMEO):
+            same.setsockopt(sockets.SOL_SOCKET, option, _TIME_OUT)
 
 
 def ask(socket: Path, request: bytes, *, seconds: float) -> bytes:

@@ -1,9 +1,12 @@
+import json
+import os
 import shutil
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,14 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 from typer.testing import CliRunner
 
+from privfed.agreement import OpeningPolicy, encode_agreement
 from privfed.cli import app
 from privfed.deploy.certificates import lets_strangers_in
 from privfed.deploy.plan import Plan
 from privfed.engines.deployments import problems, write_deployment
 from privfed.engines.flare.policies import NO_CODE
 from privfed.engines.node import Node
+from privfed.engines.party_folder import read_agreement
 from privfed.errors import DeploymentError
 from privfed.he.secret import SharedKey
 from privfed.identity import Identity
@@ -29,7 +34,7 @@ from privfed.keys.chain import KeyChain
 from privfed.keys.party import Party, create_server
 from privfed.keys.roster import PinnedRoster, server_line
 from tests.engines.flare.loopback import edit, free_port
-from tests.engines.flare.plans import PAYSIM_SITE, SITE, write_plan
+from tests.engines.flare.plans import PAYSIM_SITE, PLAN, SITE, write_plan
 
 UNREACHABLE = "cannot be reached from here"
 
@@ -192,6 +197,109 @@ def test_a_server_that_stores_where_others_read_or_waits_for_the_dead_is_found(d
     assert "set heart_beat_timeout to 30" in lines
     assert "under /tmp" in lines
     assert "chmod 700" in lines
+
+
+def _components(folder: Path) -> list[Any]:
+    return json.loads((folder / "flare/local/resources.json").read_text())["components"]
+
+
+def _set(file: str, *keys: str | int, to: object) -> Callable[[Path], object]:
+    return lambda folder: edit(folder / file, *keys, to=to)
+
+
+def _agree(folder: Path, **terms: Any) -> None:
+    agreement = replace(read_agreement(folder), **terms)
+    (folder / "agreement.json").write_text(encode_agreement(agreement))
+
+
+def _other_banks(folder: Path) -> None:
+    roster = read_agreement(folder).roster
+    clients = (*roster.clients[:2], Identity.generate("bank_x").public)
+    names = [client.name for client in clients]
+    _agree(folder, roster=replace(roster, clients=clients), weights=dict.fromkeys(names, 1.0), populations={name: name for name in names})
+
+
+RIGHTS = ("permissions", "lead")
+PLANTED: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "commands of the server": (
+        "bank_a",
+        lambda folder: edit(
+            folder / "flare/local/resources.json", "components", to=[each for each in _components(folder) if each["id"] != "commands"]
+        ),
+        "so the server can have FLARE print any file",
+    ),
+    "component of another": (
+        "bank_a",
+        lambda folder: edit(folder / "flare/local/resources.json", "components", to=[*_components(folder), {"id": "x", "path": "a.B"}]),
+        "has components that were not written: a.B",
+    ),
+    "more components": (
+        "bank_a",
+        lambda folder: (folder / "flare/local/x__resources.json").write_text("{}"),
+        "local/x__resources.json adds to",
+    ),
+    "code of the site": ("bank_a", lambda folder: (folder / "flare/local/custom").mkdir(mode=0o700), "local/custom holds code"),
+    "shell commands": (
+        "bank_a",
+        _set("flare/local/authorization.json", *RIGHTS, "shell_commands", to="any"),
+        "give commands (shell_commands)",
+    ),
+    "restarts": ("bank_a", _set("flare/local/authorization.json", *RIGHTS, "operate", to="any"), "give commands (operate)"),
+    "another server": (
+        "bank_a",
+        _set("flare/startup/fed_client.json", "servers", 0, "service", "target", to="elsewhere.example:1"),
+        "connects to 'elsewhere.example:1'",
+    ),
+    "a bank as the server": ("bank_a", _set("flare/startup/fed_client.json", "servers", 0, "identity", to="bank_b"), "as 'bank_b'"),
+    "no TLS": (
+        "bank_a",
+        lambda folder: (folder / "start.sh").write_text(
+            (folder / "start.sh").read_text().replace("secure_train=true", "secure_train=false")
+        ),
+        "start.sh is not what was written",
+    ),
+    "open site file": ("bank_a", lambda folder: (folder / "site.py").chmod(0o666), "others may write site.py;"),
+    "open start": ("server", lambda folder: (folder / "start.sh").chmod(0o720), "others may write start.sh;"),
+    "open settings": ("bank_a", lambda folder: (folder / "env").chmod(0o606), "others may write env;"),
+    "open policy": ("bank_a", lambda folder: (folder / "flare/local").chmod(0o777), "others may write flare/local;"),
+    "file of another user": ("bank_a", lambda folder: os.lchown(folder / "site.py", 54321, -1), "site.py belong to another user"),
+    "no site file": ("bank_a", lambda folder: (folder / "site.py").unlink(), "site.py is missing"),
+    "fewer banks": (
+        "bank_a",
+        lambda folder: _agree(folder, policy=OpeningPolicy(min_clients=2, max_share=0.9)),
+        "agreement.json and deployment.json differ in min_clients",
+    ),
+    "other banks": ("bank_a", _other_banks, "agreement.json and deployment.json differ in the banks"),
+    "the banks' key at the server": (
+        "server",
+        lambda folder: shutil.copy(folder.parent / "bank_a/shared.key", folder),
+        "shared.key is in the folder of 'server'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("party", "spoil", "expected"), PLANTED.values(), ids=PLANTED)
+def test_what_would_undo_a_promise_of_the_guide_is_found(
+    party: str, spoil: Callable[[Path], object], expected: str, deployment: Path
+) -> None:
+    if "another user" in expected and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    spoil(deployment / party)
+    assert expected in found(deployment / party)
+
+
+def test_a_decryption_key_that_others_read_or_that_is_another_or_gone_is_found(tmp_path: Path) -> None:
+    plan = f'mode = "EscrowKey"\n{PLAN}'
+    write_deployment(Plan.load(write_plan(tmp_path, port=free_port(), plan=plan)), tmp_path / "out")
+    key = tmp_path / "out/bank_a/encryption.pem"
+    assert found(tmp_path / "out/bank_a") == found(tmp_path / "out/key_holder") == ""
+    key.chmod(0o644)
+    assert "readable by its owner only" in found(tmp_path / "out/bank_a")
+    shutil.copy(tmp_path / "out/bank_b/encryption.pem", key)
+    key.chmod(0o600)
+    assert "encryption.pem is not the key that the agreement names" in found(tmp_path / "out/bank_a")
+    key.unlink()
+    assert "encryption.pem is missing" in found(tmp_path / "out/bank_a")
 
 
 def test_an_open_control_port_is_found(deployment: Path) -> None:

@@ -12,12 +12,14 @@ pytest.importorskip("nvflare", reason="needs nvflare: pip install 'privfed[flare
 
 from privfed.deploy.plan import Plan
 from privfed.engines.deployments import write_deployment
+from tests.engines.flare.commanding import ANSWERED
 from tests.engines.flare.loopback import Loopback, edit, free_port
 from tests.engines.flare.plans import write_plan
 
 BANKS = ("bank_a", "bank_b", "bank_c")
 SECONDS = 160  # 40 s measured on two idle cores
 _ECHO = "tests.engines.flare.echo"
+_COMMANDING = "tests.engines.flare.commanding"
 _PARAMETERS = 10_000_000
 
 
@@ -64,6 +66,36 @@ def test_a_class_that_is_not_ours_is_refused_at_every_bank(running: Loopback) ->
     assert running.submit(job, seconds=SECONDS) != "FINISHED:COMPLETED"
     for name in BANKS:
         assert "NPTrainer' at config path 'executors.#1.executor' is not in allow_list" in running.output(name), name
+
+
+@pytest.mark.parametrize("name", ["bank_a", "bank_c"])
+def test_a_server_that_gives_commands_without_a_claim_to_a_right_gets_nothing_of_a_bank(running: Loopback, name: str) -> None:
+    """It leaves out that the bank should look at its own policy, which is then not looked at."""
+    commands = {
+        "sys.shell": "cat ../identity.pem",
+        "sys.info": "",
+        "sys.report_env": "",
+        "sys.report_version": "",
+        "sys.configure_site_log": "DEBUG",
+        "resource_manager.report_resources": "",
+        "info.show_errors": "",
+        "info.show_stats": "",
+        "info.reset_errors": "",
+        "train.configure_job_log": "DEBUG",
+        "train.check_status": "",
+        "train.get_scopes": "",
+        "train.abort_task": "",
+        "train.restart": "",
+        "train.shutdown": "",
+    }
+    job_commands = ["show_stats", "show_errors", "reset_errors", "configure_job_log"]
+    coordinator = f"{_COMMANDING}.CommandingCoordinator"
+    arguments = {"bank": name, "commands": list(commands.items()), "job_commands": job_commands}
+    job = _job(running, f"commands_{name}", party=f"{_ECHO}.EchoParty", coordinator=coordinator, **arguments)
+    assert running.submit(job, seconds=SECONDS) == "FINISHED:COMPLETED"
+    answers = json.loads(running.output("server").rpartition(ANSWERED)[2].splitlines()[0])
+    assert answers == dict.fromkeys(commands, "'invalid_request'") | dict.fromkeys(job_commands, "invalid_request None")
+    assert "PRIVATE KEY" not in running.output("server")
 
 
 def test_an_update_of_ten_million_parameters_travels(running: Loopback) -> None:

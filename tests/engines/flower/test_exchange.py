@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket as sockets
 import stat
+import struct
 import tempfile
 import threading
 import time
@@ -16,7 +17,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install privfed
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from privfed.engines.flower import client
+from privfed.engines.flower import client, doorway
 from privfed.engines.flower.doorway import ask, serve
 from privfed.engines.flower.envelope import seal, unseal
 from privfed.engines.flower.exchange import FlowerExchange, registered
@@ -24,6 +25,7 @@ from privfed.errors import InvalidMessageError
 from tests.engines.flower.grid import ANode, InProcessGrid, a_task
 
 NAMES = ("bank_a", "bank_b", "bank_c")
+MOST = 1 << 22
 
 
 class NodeStoppedError(Exception):
@@ -38,6 +40,7 @@ def until_stopped(socket: Path, ready: threading.Event) -> None:
 class Reversing:
     def __init__(self) -> None:
         self.asked: list[bytes] = []
+        self.most_bytes = MOST
 
     def answer(self, request: bytes) -> bytes:
         if request == b"stop":
@@ -214,6 +217,29 @@ def test_a_node_that_dies_over_a_request_is_a_failure_and_no_empty_answer(short:
 def test_only_the_owner_and_their_group_may_reach_a_node(short: Path, node: Callable[[str], ANode]) -> None:
     node("bank_a")
     assert stat.S_IMODE((short / "bank_a").stat().st_mode) == 0o660
+
+
+def test_a_node_lets_go_of_who_sends_or_takes_nothing_and_takes_in_no_message_that_is_too_long(
+    short: Path, node: Callable[[str], ANode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorway, "_TIME_OUT", struct.pack("@ll", 0, 200_000))
+    node("bank_a")
+    stalling = []
+    for part in (b"", b"\x00\x00", b"\x00\x00\x00\x05ab"):
+        connection = sockets.socket(sockets.AF_UNIX)
+        connection.connect(str(short / "bank_a"))
+        connection.sendall(part)
+        stalling.append(connection)
+    assert ask(short / "bank_a", b"12", seconds=5) == b"21"
+    with pytest.raises(ConnectionError):
+        ask(short / "bank_a", bytes(MOST + 1), seconds=5)
+    assert ask(short / "bank_a", b"12", seconds=5) == b"21"
+    taking_nothing = sockets.socket(sockets.AF_UNIX)
+    taking_nothing.connect(str(short / "bank_a"))
+    taking_nothing.sendall(MOST.to_bytes(4, "big") + bytes(MOST))
+    assert ask(short / "bank_a", b"12", seconds=5) == b"21"
+    for connection in (*stalling, taking_nothing):
+        connection.close()
 
 
 def test_a_node_goes_on_after_an_app_that_went_away(short: Path, node: Callable[[str], ANode]) -> None:

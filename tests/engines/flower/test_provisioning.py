@@ -107,9 +107,18 @@ def _remove(name: str) -> Callable[[Path], object]:
     return lambda place: (place / name).unlink()
 
 
+def _replace(name: str, old: str, new: str) -> Callable[[Path], object]:
+    def replace(place: Path) -> None:
+        text = (place / name).read_text()
+        assert old in text
+        (place / name).write_text(text.replace(old, new))
+
+    return replace
+
+
 WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "open key": ("bank_a", lambda place: (place / "node.key").chmod(0o644), "node.key can be read by others"),
-    "open server key": ("server", lambda place: (place / "server.key").chmod(0o640), "server.key can be read by others"),
+    "open server key": ("server", lambda place: (place / "server.key").chmod(0o640), "readable by its owner only"),
     "no list": ("bank_a", _remove("apps.sha256"), "apps.sha256: "),
     "open list": ("bank_a", lambda place: (place / "apps.sha256").chmod(0o666), "apps.sha256: "),
     "other list": ("bank_a", lambda place: (place / "apps.sha256").write_text("a" * 64), "apps.sha256 allows another app"),
@@ -124,6 +133,43 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "server",
         lambda place: (place / "nginx.conf").write_text((place / "nginx.conf").read_text().replace("return 403;", "proxy_pass x;")),
         "nginx.conf is not what was written",
+    ),
+    "unlisted apps": (
+        "bank_a",
+        _replace("start-supernode.sh", "privfed.engines.flower.supernode", "x"),
+        "start-supernode.sh is not what was",
+    ),
+    "open SuperLink": (
+        "server",
+        _replace("start-superlink.sh", "--host 127.0.0.1", "--host 0.0.0.0"),
+        "start-superlink.sh is not what was",
+    ),
+    "anybody's nodes": ("server", _replace("start-superlink.sh", "--enable-supernode-auth", ""), "start-superlink.sh is not what was"),
+    "on again": (
+        "bank_a",
+        lambda place: (place / "flower.env").write_text((place / "flower.env").read_text() + "FLWR_TELEMETRY_ENABLED=1\n"),
+        "flower.env lacks FLWR_TELEMETRY_ENABLED=0",
+    ),
+    "another server": ("bank_a", _replace("flower.env", "SUPERLINK=hub", "SUPERLINK=another"), "the SuperNode speaks to another server"),
+    "no key": ("bank_a", _remove("node.key"), "node.key is missing"),
+    "key of another": (
+        "bank_a",
+        lambda place: shutil.copy(place.parents[1] / "bank_b/flower/node.key", place / "node.key"),
+        "node.key is not the key of node.pub",
+    ),
+    "no key in it": ("bank_a", lambda place: (place / "node.key").write_text("x"), "node.key holds no private key"),
+    "no authority": ("server", _remove("ca.pem"), "ca.pem is missing"),
+    "no server key": ("server", _remove("server.key"), "server.key: the private key is missing"),
+    "registered by another key": ("server", lambda place: (place / "nodes/bank_b.pub").write_text("x"), "a public key of a SuperNode"),
+    "one key for two": (
+        "server",
+        lambda place: shutil.copy(place / "nodes/bank_a.pub", place / "nodes/bank_b.pub"),
+        "a public key of a SuperNode",
+    ),
+    "another app": (
+        "server",
+        lambda place: (place / "consortium-app/consortium_app/server.py").write_text("import os\n"),
+        "consortium-app is not the app",
     ),
     "no environment": ("bank_a", _remove("flower.env"), "flower.env lacks FLWR_TELEMETRY_ENABLED=0"),
 }
@@ -144,9 +190,10 @@ def test_a_certificate_that_is_expired_or_of_the_future_is_said_to_be(
     days: int, expected: str | None, folder: Path, deployment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = datetime.datetime.now(datetime.UTC)
-    authority, server, _ = certificates.server_certificate("hub.example", now=now - datetime.timedelta(days=days))
+    authority, server, key = certificates.server_certificate("hub.example", now=now - datetime.timedelta(days=days))
     (folder / "server" / "flower" / "ca.pem").write_bytes(authority)
     (folder / "server" / "flower" / "server.pem").write_bytes(server)
+    (folder / "server" / "flower" / "server.key").write_bytes(key)
     found = problems(folder / "server", deployment)
     assert found == [] if expected is None else len(found) == 2 and all(expected in problem for problem in found)
 
