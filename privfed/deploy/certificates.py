@@ -34,13 +34,11 @@ def certificate_problems(certificate: Path, *, key: Path, authority: Path, name:
     found: list[str] = []
     for which, each in (("certificate", held), ("authority's certificate", root)):
         found += date_problems(each, said=f"{certificate.name}: the {which}", now=now, again=again)
-    try:
-        held.verify_directly_issued_by(root)
-    except (ValueError, TypeError, InvalidSignature):
+    if not is_issued_by(held, root):
         found.append(f"{certificate.name}: it is not signed by {authority.name}; {again}")
     if (subject := _common_name(held)) != name:
         found.append(f"{certificate.name}: it belongs to {subject!r}, not to {name!r}; put the file of {name!r} back, or {again}")
-    return [*found, *_key_problems(held, certificate=certificate, key=key, again=again)]
+    return [*found, *key_problems(held, certificate=certificate, key=key, again=again)]
 
 
 def date_problems(certificate: x509.Certificate, *, said: str, now: datetime, again: str) -> list[str]:
@@ -62,7 +60,24 @@ def date_problems(certificate: x509.Certificate, *, said: str, now: datetime, ag
     return found
 
 
-def _key_problems(held: x509.Certificate, *, certificate: Path, key: Path, again: str) -> list[str]:
+def is_issued_by(held: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether the one signed the other, with no third in between."""
+    try:
+        held.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def key_problems(held: x509.Certificate, *, certificate: Path, key: Path, again: str) -> list[str]:
+    """What is wrong with the private key of a certificate, a line each.
+
+    Args:
+        held: The certificate.
+        certificate: Where it was read.
+        key: PEM file with the private key. Secret.
+        again: What to do where there is none.
+    """
     try:
         private = serialization.load_pem_private_key(read_private(key, most=_MOST_BYTES), password=None)
     except PermissionError as error:

@@ -15,6 +15,12 @@ from privfed.deploy.plan import Plan
 from privfed.errors import DeploymentError
 from privfed.files import make_folder
 
+RENEWED: dict[str, str] = {
+    "flare": "flare/startup",
+    "flower": "at a bank ca.pem, node.key and node.pub in flower, at the server ca.pem, server.pem, server.key and nodes in flower",
+}
+"""What takes the place of what a party has when certificates are renewed; all else in its folder stays."""
+
 
 def write_deployment(plan: Plan, folder: Path) -> Deployment:
     """Writes a ready folder for every party, and one for the engine's operator.

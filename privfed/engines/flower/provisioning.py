@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from privfed.deploy.certificates import date_problems
+from privfed.deploy.certificates import date_problems, is_issued_by, key_problems
 from privfed.deploy.deployment import OPERATOR, SERVER, Deployment
 from privfed.engines.flower import scripts
 from privfed.engines.flower.app import bundle_hash, installed_hash, write_app
@@ -21,6 +21,7 @@ _EXECUTABLE = 0o700
 _SECRET = ("server.key", "node.key")
 _SECONDS = 10.0
 _FORBIDDEN = 403
+_AGAIN = "get new ones (privfed deploy certificates, or your own authority)"
 
 
 def write(deployment: Deployment, folder: Path) -> None:
@@ -86,9 +87,24 @@ def _server_problems(place: Path, deployment: Deployment) -> list[str]:
         f"the SuperNode of {name} is not registered: nodes/{name}.pub is missing; get it from {name}" for name in sorted(parties - known)
     ]
     found += [f"nodes/{name}.pub is of nobody in the consortium; remove it" for name in sorted(known - parties)]
+    found += _own_certificate_problems(place)
     path = place / "nginx.conf"
     if not path.is_file() or path.read_text() != scripts.proxy_configuration(port=deployment.port):
         found.append("nginx.conf is not what was written; make sure that it passes on /v1/fleet/ alone, and bodies of 8 MB")
+    return found
+
+
+def _own_certificate_problems(place: Path) -> list[str]:
+    """Whether what a renewal brings was put in place as a whole."""
+    path = place / "server.pem"
+    try:
+        held, *others = x509.load_pem_x509_certificates(path.read_bytes())
+        authorities = [*others, *x509.load_pem_x509_certificates((place / "ca.pem").read_bytes())]
+    except (OSError, ValueError) as error:
+        return [f"server.pem or ca.pem cannot be read ({error}); {_AGAIN}"]
+    found = key_problems(held, certificate=path, key=place / "server.key", again=_AGAIN)
+    if not any(is_issued_by(held, authority) for authority in authorities):
+        found.append("server.pem is not signed by ca.pem; put server.pem, server.key and ca.pem in place that were made together")
     return found
 
 
@@ -135,7 +151,7 @@ def _certificate_problems(path: Path, now: datetime) -> list[str]:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
         return [f"{path.name} is no certificate ({error}); put it back"]
-    return date_problems(certificate, said=path.name, now=now, again="get a new one")
+    return date_problems(certificate, said=path.name, now=now, again=_AGAIN)
 
 
 def _write(place: Path, files: dict[str, bytes | str], *, executable: bool = False) -> None:
