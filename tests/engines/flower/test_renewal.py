@@ -170,6 +170,12 @@ def test_an_engine_that_is_not_installed_or_not_known_is_refused_and_nothing_is_
     assert {name: each[0] for name, each in content(deployment).items()} == {name: each[0] for name, each in before.items()}
 
 
+def test_a_check_without_flower_says_so_and_is_no_traceback(deployment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployments.importlib.util, "find_spec", lambda _: None)
+    (problem,) = problems(deployment / "bank_a")
+    assert problem.startswith("flwr is not installed here, so what belongs to it was not looked at; install")
+
+
 def test_a_folder_that_is_there_is_not_written_into(deployment: Path) -> None:
     before = content(deployment)
     for out in (deployment, deployment / "bank_a"):
