@@ -144,7 +144,8 @@ def test_a_certificate_that_is_expired_or_of_the_future_is_said_to_be(
     days: int, expected: str | None, folder: Path, deployment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = datetime.datetime.now(datetime.UTC)
-    authority, server, _ = certificates.server_certificate("hub.example", now=now - datetime.timedelta(days=days))
+    authority, server, key = certificates.server_certificate("hub.example", now=now - datetime.timedelta(days=days))
+    (folder / "server" / "flower" / "server.key").write_bytes(key)
     (folder / "server" / "flower" / "ca.pem").write_bytes(authority)
     (folder / "server" / "flower" / "server.pem").write_bytes(server)
     found = problems(folder / "server", deployment)
