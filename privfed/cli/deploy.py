@@ -48,18 +48,22 @@ def certificates(
 ) -> None:
     """Make new certificates for every party, before the old ones expire. Keys, ledgers and models of the parties stay what they are.
 
-    Every party replaces the certificates in its own folder, with FLARE `flare/startup`, all at the same time: old and new ones do not trust
-    each other.
+    Every party replaces what it has in its own folder, with FLARE `flare/startup`, with Flower `flower/ca.pem` and the keys beside it, all
+    at the same time: old and new ones do not trust each other. Only the folder that is named by `--out` is written to.
 
     ```
     privfed deploy certificates deployment/server --out renewed
     ```
     """
     from privfed.deploy.deployment import Deployment  # noqa: PLC0415 # --help must not wait for the cryptography
-    from privfed.engines.deployments import write_certificates  # noqa: PLC0415
+    from privfed.engines.deployments import RENEWED, write_certificates  # noqa: PLC0415
 
-    write_certificates(Deployment.load(folder), out)
-    typer.echo(f"Give each party its own folder in {out}; what holds the certificates takes the place of what the party has.")
+    deployment = Deployment.load(folder)
+    write_certificates(deployment, out)
+    typer.echo(
+        f"Give each party its own folder in {out}. This takes the place of what the party has, at all of them at the same time: "
+        f"{RENEWED[deployment.engine]}."
+    )
 
 
 @app.command()

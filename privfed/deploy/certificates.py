@@ -34,9 +34,7 @@ def certificate_problems(certificate: Path, *, key: Path, authority: Path, name:
     found: list[str] = []
     for which, each in (("certificate", held), ("authority's certificate", root)):
         found += date_problems(each, said=f"{certificate.name}: the {which}", now=now, again=again)
-    try:
-        held.verify_directly_issued_by(root)
-    except (ValueError, TypeError, InvalidSignature):
+    if not is_issued_by(held, root):
         found.append(f"{certificate.name}: it is not signed by {authority.name}; {again}")
     if (subject := _common_name(held)) != name:
         found.append(f"{certificate.name}: it belongs to {subject!r}, not to {name!r}; put the file of {name!r} back, or {again}")
@@ -60,6 +58,15 @@ def date_problems(certificate: x509.Certificate, *, said: str, now: datetime, ag
             f"{said} begins on {_minute(certificate.not_valid_before_utc)} and the clock of this machine says {_minute(now)}; set the clock"
         )
     return found
+
+
+def is_issued_by(held: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether the one signed the other, with no third in between."""
+    try:
+        held.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def key_problems(held: x509.Certificate, *, certificate: Path, key: Path, again: str) -> list[str]:

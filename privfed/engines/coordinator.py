@@ -1,6 +1,6 @@
 """The server's side of a whole run with parties on other machines. It loads no torch and no secret key."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,8 @@ from privfed.round_record import FailedRound, RoundRecord, Stage
 from privfed.server import Server
 from privfed.trust import EscrowTrust
 
+_MOST_REASONS = 5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatedRun:
@@ -35,6 +37,19 @@ class CoordinatedRun:
     rounds: tuple[RoundRecord, ...]
     failed: tuple[FailedRound, ...]
     first: int
+
+    def check_held(self) -> None:
+        """Fails where rounds failed that this call was to hold: an engine would call such a run completed.
+
+        Raises:
+            CohortError: If one failed in this call, or there was nothing left to do and one had failed before. It says which, and why.
+        """
+        total = len(self.rounds) + len(self.failed)
+        if failed := [each for each in self.failed if each.round >= self.first or self.first == total]:
+            raise CohortError(
+                f"{len(failed)} of {total} rounds were not held, and nothing of them was opened: {_reasons(failed)}; what was held stays; "
+                "ask for more rounds to go on"
+            )
 
 
 def coordinate(
@@ -75,6 +90,13 @@ def coordinate(
         raise ValueError(f"expected at least 1 round, got {rounds}")
     with _Coordinator(folder, exchange, time_outs or TimeOuts()) as coordinator:
         return coordinator.run(rounds, progress)
+
+
+def _reasons(failed: Sequence[FailedRound]) -> str:
+    """Which rounds failed and why, the last ones of many; rounds count from 0, as in the record of rounds."""
+    left_out = len(failed) - _MOST_REASONS
+    words = [f"{left_out} earlier ones"] if left_out > 0 else []
+    return "; ".join(words + [f"round {each.round}: {each.reason}" for each in failed[-_MOST_REASONS:]])
 
 
 class _Coordinator:
@@ -121,7 +143,7 @@ class _Coordinator:
             self._write_metrics()
         self._write_metrics()
         if not log.held:
-            raise CohortError(f"none of {rounds} rounds could be held; the last one: {log.failed[-1].reason}")
+            raise CohortError(f"none of {rounds} rounds could be held: {_reasons(log.failed)}")
         return CoordinatedRun(rounds=tuple(log.held), failed=tuple(log.failed), first=first)
 
     def _fail(self, number: int, error: PrivFedError) -> None:

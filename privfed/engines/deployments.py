@@ -15,6 +15,12 @@ from privfed.deploy.plan import Plan
 from privfed.errors import DeploymentError
 from privfed.files import make_folder
 
+RENEWED: dict[str, str] = {
+    "flare": "flare/startup",
+    "flower": "at a bank ca.pem, node.key and node.pub in flower, at the server ca.pem, server.pem, server.key and nodes in flower",
+}
+"""What takes the place of what a party has when certificates are renewed; all else in its folder stays."""
+
 
 def write_deployment(plan: Plan, folder: Path) -> Deployment:
     """Writes a ready folder for every party, and one for the engine's operator.
@@ -73,6 +79,8 @@ def problems(folder: Path, *, now: datetime | None = None) -> list[str]:
         from privfed.engines.flare.check import problems as flare_problems  # noqa: PLC0415 -- an extra
 
         return found + flare_problems(folder, deployment, name=name, now=now)
+    if not _is_installed("flower"):
+        return [*found, "flwr is not installed here, so what belongs to it was not looked at; install privfed[flower] for this user"]
     from privfed.engines.flower.provisioning import problems as flower_problems  # noqa: PLC0415 -- an extra
 
     return found + flower_problems(folder, deployment, name=name, now=now)
@@ -93,7 +101,12 @@ def _write_engine(deployment: Deployment, folder: Path) -> None:
         raise
 
 
+def _is_installed(engine: str) -> bool:
+    return importlib.util.find_spec(ENGINE_DISTRIBUTIONS[engine]) is not None
+
+
 def _check_engine(engine: str) -> None:
-    module = ENGINE_DISTRIBUTIONS[engine]
-    if importlib.util.find_spec(module) is None:
-        raise DeploymentError(f"the engine {engine} needs {module}; nothing was done; pip install 'privfed[{engine}]'")
+    if not _is_installed(engine):
+        raise DeploymentError(
+            f"the engine {engine} needs {ENGINE_DISTRIBUTIONS[engine]}; nothing was done; pip install 'privfed[{engine}]'"
+        )

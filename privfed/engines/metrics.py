@@ -67,6 +67,8 @@ class Metrics:
 class EventLog:
     """A JSON line per event, with the time in UTC, in the party's folder.
 
+    What there is of a line that a crash or a full disk cut off stands in an event `line cut off`; the lines before it stay as they are.
+
     Args:
         folder: The party's.
         party: Its name.
@@ -83,4 +85,9 @@ class EventLog:
             event: What happened, in a word or two.
             facts: Public JSON values.
         """
+        if cut := self._log.drop_cut():
+            self._append("line cut off", {"text": cut.decode(errors="replace")})
+        self._append(event, facts)
+
+    def _append(self, event: str, facts: Mapping[str, object]) -> None:
         self._log.append({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "party": self._party, "event": event, **facts})

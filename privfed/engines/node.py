@@ -1,11 +1,13 @@
 """One bank, or the key holder, on its own machine: it answers what the server asks, one request at a time, from its own folder."""
 
+import hashlib
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from privfed.engines.allowance import Allowance
 from privfed.engines.envelope import Answer, Request, most_bytes, open_request, seal_answer
 from privfed.engines.metrics import EventLog, Metrics
 from privfed.engines.party_folder import ROUNDS, answering_parties, own_identity, read_agreement
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 # What a server may know of a refusal: its kind, and only of these. Why an aggregate was not opened it does not learn at all.
 _TOLD = (AgreementMismatchError, BudgetExceededError, HistoryMismatchError, InvalidMessageError, KeyErasedError, RoundMismatchError)
 _UNTOLD = (Step.WEIGH, Step.OPEN, Step.HOLD)
+# Of what anybody on the way can send again and again: bytes that are no request of the server, and copies of requests.
+_LOGGED_AT_ONCE = 100
+_LOGGED_EVERY_SECONDS = 10.0
 
 
 class Node:
@@ -37,6 +42,9 @@ class Node:
 
     What it answers is signed by the party. A refusal is an answer too: it says of which kind it is and no more; the reason is in the
     party's own `events.jsonl`. Which party it is follows from the key in the folder.
+
+    Bytes that are no request of the server, and copies of a request, cost no more than a line of the log and the metrics' files every ten
+    seconds once a hundred of them came; how many lines were left out stands in the next one, and the metrics count all of them.
 
     Args:
         folder: The party's, on its own disk; see `privfed.engines.party_folder`. One node at a time works in it.
@@ -59,6 +67,10 @@ class Node:
             self._metrics = Metrics(folder, party=self._identity.name)
             self._rounds = RunLog(folder / ROUNDS)
             self._recorded = _recorded(self._rounds, folder / ROUNDS)
+            self._allowance = Allowance(burst=_LOGGED_AT_ONCE, seconds=_LOGGED_EVERY_SECONDS)
+            self._answered: set[bytes] = set()
+            self._left_out = 0
+            self._logged = True
             self._party = self._open(folder)
         except BaseException:
             self._folder_lock.release()
@@ -100,8 +112,9 @@ class Node:
             begun = time.monotonic()
             asked: Request | None = None
             self._metrics.add("received_bytes", len(request))
+            self._logged = True
             try:
-                asked = open_request(request, self._agreement)
+                asked = self._opened(request)
                 answer, kept_back = self._party.answer(asked)
                 if kept_back is not None:
                     self._refused(asked, kept_back)
@@ -114,25 +127,51 @@ class Node:
             self._metrics.add("requests", label=step)
             self._metrics.add("seconds", time.monotonic() - begun, label=step)
             self._metrics.add("sent_bytes", len(reply))
-            self._metrics.write()
+            if self._logged:
+                self._metrics.write()
             return reply
+
+    def _opened(self, request: bytes) -> Request:
+        """The request, and whether it is written down that it came.
+
+        Raises:
+            PrivFedError: As `open_request`.
+        """
+        try:
+            asked = open_request(request, self._agreement)
+        except PrivFedError:
+            self._logged = self._allowance.take()
+            raise
+        digest = hashlib.sha256(request).digest()
+        if digest in self._answered:
+            self._logged = self._allowance.take()
+        self._answered.add(digest)  # as many as the server signed: nobody else makes it longer
+        return asked
+
+    def _log(self, event: str, **facts: object) -> None:
+        if not self._logged:
+            self._left_out += 1
+            return
+        left_out, self._left_out = self._left_out, 0
+        self._events.write(event, **facts, **({"left_out": left_out} if left_out else {}))
 
     def _refused(self, request: Request | None, error: Exception) -> None:
         place = {} if request is None else _place(request)
         # Errors of privfed hold no private value; what another library says of a file or a number is not known to.
         reason = str(error) if isinstance(error, PrivFedError) else ""
-        self._events.write("refused", **place, kind=type(error).__name__, reason=reason)
+        self._log("refused", **place, kind=type(error).__name__, reason=reason)
         self._metrics.add("refusals", label=type(error).__name__)
 
     def _record(self, request: Request, answer: Answer) -> None:
-        self._events.write("answered", **_place(request), refusal=answer.refusal)
+        self._log("answered", **_place(request), refusal=answer.refusal)
         if answer.refusal or answer.facts:
             return
         opened = self._party.opened(request)
         if opened is not None and request.context.round not in self._recorded:
             self._rounds.append({"opened": opened})
             self._recorded.add(request.context.round)
-            self._events.write("round opened", **_place(request))
+            self._logged = True  # also if the request came before, and could not be carried out then
+            self._log("round opened", **_place(request))
         self._metrics.set("rounds_held", len(self._recorded))
         if self._recorded:
             self._metrics.set("round_last", max(self._recorded))
@@ -144,7 +183,8 @@ class Node:
         with self._one_at_a_time:
             if self._folder_lock.release.alive:
                 self._party.close()
-                self._events.write("stopped")
+                self._logged = True
+                self._log("stopped")
                 self._metrics.write()
                 self._folder_lock.release()
 

@@ -21,7 +21,8 @@ class RunLog:
         self._path = path
 
     def append(self, entry: Mapping[str, object]) -> None:
-        """Appends an entry, synchronised before this returns."""
+        """Appends an entry, synchronised before this returns. A last line that was cut off before is dropped, as in `entries`."""
+        self.drop_cut()
         new = not self._path.exists()
         with open(self._path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write((json.dumps(entry) + "\n").encode())
@@ -29,6 +30,25 @@ class RunLog:
             os.fsync(file.fileno())
         if new:
             synchronise_folder(self._path.parent)
+
+    def drop_cut(self) -> bytes:
+        """Takes a last line off that a crash or a full disk cut off, and returns what there is of it; nothing if all are whole."""
+        try:
+            file = self._path.open("rb+")
+        except FileNotFoundError:
+            return b""
+        with file:
+            size = file.seek(0, os.SEEK_END)
+            if size == 0:
+                return b""
+            file.seek(size - 1)
+            if file.read(1) == b"\n":
+                return b""
+            file.seek(0)
+            data = file.read()
+            whole = len(_whole_lines(data))
+            file.truncate(whole)
+            return data[whole:]
 
     def entries(self, *, used: bool) -> list[dict[str, Any]]:
         """What was logged so far. A last line that a crash cut off was never acted upon; it is dropped.
@@ -42,10 +62,8 @@ class RunLog:
         data = self._path.read_bytes() if self._path.exists() else b""
         if not data and used:
             raise damaged(self._path)
-        whole = _whole_lines(data)
-        if len(whole) < len(data):
-            os.truncate(self._path, len(whole))
-        return _entries(self._path, whole)
+        self.drop_cut()
+        return _entries(self._path, _whole_lines(data))
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

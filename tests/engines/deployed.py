@@ -13,6 +13,7 @@ from privfed.aggregation.rules import FedAvg
 from privfed.agreement import Agreement, encode_agreement
 from privfed.client import Client
 from privfed.consortium import Consortium, is_escrow
+from privfed.engines.dropouts import Absences
 from privfed.engines.local import Simulation
 from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, RULE, SHARED_KEY, SITE
 from privfed.he.params import CkksParams
@@ -30,7 +31,7 @@ from privfed.trust import EscrowTrust, ThresholdTrust
 SERVER, HOLDER = "server", "key_holder"
 ROWS, ROUNDS = 300, 3
 
-_SITE = """
+MODEL = """
     import os
     from pathlib import Path
 
@@ -39,6 +40,18 @@ _SITE = """
     from privfed import PRE, Budget, Client, DpSgd, Ledger, NonPrivate, Scaffold, features, generate_transactions, mlp
     from privfed.training.randomness import _SeededRandomness
 
+
+    def model():
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return mlp(inputs=10, hidden=(8,))
+
+
+    def _randomness(name, number):
+        return _SeededRandomness(1000 * INDEX + number)
+"""
+"""Of every `site.py` here: the model, and the randomness by the `INDEX` that the rest of the file names."""
+_SITE = """
     INDEX, WEIGHT, PRIVATE, EPSILON = {index}, {weight}, {private}, {epsilon}
     FOLDER = Path(__file__).parent
 
@@ -55,16 +68,6 @@ _SITE = """
         budget = Budget(epsilon=EPSILON, delta=1e-5)
         ledger = Ledger.open(FOLDER / "records.ledger", population="bank_" + str(INDEX), budget=budget)
         return Client("bank_" + str(INDEX), data, training=training, ledger=ledger, weight=WEIGHT)
-
-
-    def model():
-        with torch.random.fork_rng():
-            torch.manual_seed(3)
-            return mlp(inputs=10, hidden=(8,))
-
-
-    def _randomness(name, number):
-        return _SeededRandomness(1000 * INDEX + number)
 """
 
 
@@ -101,7 +104,7 @@ def deploy(
     weights: Mapping[str, float] | None = None,
     **terms: Any,
 ) -> Deployed:
-    """Writes the folders of a server, some banks and, in `EscrowKey` mode, the key holder."""
+    """Writes the folders of a server, some banks and, in `EscrowKey` mode, the key holder. Private weights stay in the banks' own files."""
     keys = SharedKey.generate() if keys is None else keys
     names = tuple(f"bank_{index}" for index in range(count))
     weights = weights or {name: 1.0 + index for index, name in enumerate(names)}
@@ -109,7 +112,7 @@ def deploy(
     for index, name in enumerate(names):
         parties[name] = Party.create(_made(root) / name, name=name)
         own = {"index": index, "weight": weights[name], "private": private, "epsilon": (epsilons or {}).get(index, 50.0), "rows": ROWS}
-        (root / name / SITE).write_text(textwrap.dedent(_SITE).format(**own) + textwrap.dedent(site))
+        (root / name / SITE).write_text(textwrap.dedent(MODEL) + textwrap.dedent(_SITE).format(**own) + textwrap.dedent(site))
         (root / name / SITE).chmod(0o600)
     server = Identity.generate(SERVER)
     (root / SERVER).mkdir(mode=0o700)
@@ -143,7 +146,7 @@ def deploy(
         params=params,
         layout=start.layout,
         start=start.digest,
-        weights=weights,
+        weights=dict.fromkeys(names, 1.0) if "private_weights" in terms else weights,
         populations={name: name for name in names} if private else {},
         trust=trust,
         **terms,
@@ -164,7 +167,7 @@ def _made(root: Path) -> Path:
     return root
 
 
-def simulated(deployed: Deployed, folder: Path, *, rounds: int = ROUNDS, **options: Any) -> History:
+def simulated(deployed: Deployed, folder: Path, *, rounds: int = ROUNDS, absences: Absences | None = None, **options: Any) -> History:
     """The same banks with the same randomness in `engines.local`, with ledgers of their own."""
     folder.mkdir()
     agreement = deployed.agreement
@@ -189,4 +192,4 @@ def simulated(deployed: Deployed, folder: Path, *, rounds: int = ROUNDS, **optio
             return sites[name]["_randomness"](name, number)
 
         with Simulation(consortium, site["model"](), _randomness=randomness) as simulation:
-            return simulation.run(rounds=rounds)
+            return simulation.run(rounds=rounds, absences=absences)

@@ -1,16 +1,25 @@
 """What runs at the server when a FLARE job begins: the coordinator of a run, without torch and without secret keys."""
 
+import threading
+import time
+from typing import Any
+
 from nvflare.apis.client import Client
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.widgets.info_collector import InfoCollector
 
 from privfed.engines.exchange import TimeOuts
 from privfed.engines.flare.exchange import FlareExchange
+from privfed.engines.flare.messages import REASON, STATS
 from privfed.engines.flare.workspace import party_folder
 from privfed.engines.forbidden import forbid_secrets
 from privfed.errors import PrivFedError
+
+_POLL_SECONDS = 0.1
+_TELLING_SECONDS = 10.0
 
 
 class Coordinator(Controller):
@@ -33,20 +42,42 @@ class Coordinator(Controller):
         except TypeError:
             raise ValueError(f"expected time-outs of the steps of a round, got {sorted(time_outs or {})}") from None
         self._rounds = rounds
+        self._reason = ""
+        self._told = threading.Event()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing: the run begins in `control_flow`."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Runs all rounds that are left. What the protocol refuses ends the job, with the reason in the server's log."""
+        """Runs all rounds that are left. A round that fails ends the job as failed when all are over, and so does what is refused.
+
+        The reason stands in the server's log, and the operator who waits for the end is told.
+        """
         forbid_secrets()
         from privfed.engines.coordinator import coordinate  # noqa: PLC0415 -- after what it must not load was forbidden
 
         exchange = FlareExchange(self, context=fl_ctx, abort=abort_signal)
         try:
-            coordinate(party_folder(fl_ctx), exchange, rounds=self._rounds, time_outs=self._time_outs)
+            coordinate(party_folder(fl_ctx), exchange, rounds=self._rounds, time_outs=self._time_outs).check_held()
         except (PrivFedError, ValueError, OSError) as error:
+            # Errors of privfed are for all to read; what another library says of a file is for this host alone.
+            self._reason = str(error) if isinstance(error, PrivFedError) else f"{type(error).__name__} at the server; see its output"
+            self._wait_until_told(abort_signal)
             self.system_panic(f"the run ended: {error}", fl_ctx)
+
+    def _wait_until_told(self, abort_signal: Signal) -> None:
+        """FLARE keeps no reason of a job's end, so the operator's command asks while the job still runs."""
+        deadline = time.monotonic() + _TELLING_SECONDS
+        while not self._told.is_set() and time.monotonic() < deadline and not abort_signal.triggered:
+            time.sleep(_POLL_SECONDS)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Says why the run failed, to who asks for the statistics of the job."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._reason:
+            collector: Any = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+            collector.set_info(STATS, {REASON: self._reason})
+            self._told.set()
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing is held open."""

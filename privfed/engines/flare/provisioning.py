@@ -13,6 +13,7 @@ from nvflare.lighter.impl.workspace import WorkspaceBuilder
 from nvflare.lighter.provisioner import Provisioner
 
 from privfed.deploy.deployment import OPERATOR, SERVER, Deployment
+from privfed.deploy.scripts import need_python
 from privfed.engines.flare.job import write_job, write_json
 from privfed.engines.flare.policies import AUTHORIZATION, KIT, STORAGE, client_resources, server_resources
 from privfed.errors import DeploymentError
@@ -40,15 +41,19 @@ umask 077
 set -a
 . ./env
 set +a
-exec python3 -u -m nvflare.private.fed.app.{kind} -m "$PWD/{kit}" -s {config} --set secure_train=true {uid}org={org} config_folder=config
+{need}exec python3 -u -m nvflare.private.fed.app.{kind} -m "$PWD/{kit}" -s {config} \\
+  --set secure_train=true {uid}org={org} config_folder=config
 """
 
-_SUBMIT: Final = """\
+_NEED: Final[str] = need_python("python3", module="nvflare", extra="flare")
+
+_SUBMIT: Final = f"""\
 #!/bin/sh
-# Hands the run to the server and waits for its end; python3 must be one in which privfed[flare] is installed.
+# Hands the run to the server, waits for its end, and fails loudly if a round failed.
+# python3 must be one in which privfed[flare] is installed.
 cd "$(dirname "$0")" || exit 1
 umask 077
-exec python3 -m privfed.engines.flare.submit .
+{_NEED}exec python3 -m privfed.engines.flare.submit .
 """
 
 
@@ -146,7 +151,7 @@ def start_script(name: str) -> str:
     Args:
         name: Of the party.
     """
-    terms = {"name": name, "kit": KIT, "org": _organisation(name)}
+    terms = {"name": name, "kit": KIT, "org": _organisation(name), "need": _NEED}
     if name == SERVER:
         terms |= {"kind": "server.server_train", "config": "fed_server.json", "uid": ""}
     else:

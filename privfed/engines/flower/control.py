@@ -68,19 +68,43 @@ def run(app: Path, *, rounds: int, time_outs: Mapping[str, float] = MappingProxy
         ControlError: If the run did not reach its end.
     """
     config = " ".join([f"rounds={rounds}", *(f"{TIME_OUT}{name}={float(seconds)}" for name, seconds in time_outs.items())])
-    started = _flwr("run", str(app), CONNECTION, "--run-config", config)
+    number = str(_flwr("run", str(app), CONNECTION, "--run-config", config).get("run-id", ""))
+    if not number:
+        raise ControlError(f"flwr run gave no number of a run; see whether one runs (flwr list {CONNECTION}), then try again")
     while True:
-        (found,) = _flwr("list", CONNECTION, "--run-id", str(started["run-id"]))["runs"]
-        if str(found["status"]).startswith("finished"):
+        status, details = _status(number)
+        if status.startswith("finished"):
             break
         time.sleep(_POLL_SECONDS)
-    if found["status"] != _COMPLETED:
-        raise ControlError(f"the run ended as {found['status']}: {found.get('status-details') or 'no reason given'}")
+    if status != _COMPLETED:
+        raise ControlError(f"the run ended as {status}: {details or 'no reason given'}")
+
+
+def _status(number: str) -> tuple[str, str]:
+    """How a run stands, and Flower's words on it."""
+    runs = _flwr("list", CONNECTION, "--run-id", number).get("runs")
+    found: Any = runs[0] if isinstance(runs, list) and len(runs) == 1 else None
+    if not isinstance(found, dict) or "status" not in found:
+        raise ControlError(f"flwr list does not say how run {number} stands; it may still run; see flwr list {CONNECTION}")
+    return str(found["status"]), str(found.get("status-details") or "")
 
 
 def _flwr(*arguments: str) -> dict[str, Any]:
     command = ["flwr", *arguments, "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)  # noqa: S603 -- no shell
+    try:
+        done = subprocess.run(  # noqa: S603 -- no shell
+            command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ControlError(
+            f"flwr {arguments[0]} did not end within {_COMMAND_SECONDS:g} s and was stopped; what it asked for may have been done; "
+            f"see whether the SuperLink answers (flwr list {CONNECTION}), then try again"
+        ) from error
+    except OSError as error:
+        raise ControlError(
+            f"flwr cannot be started ({error.strerror or error}); nothing was done; install privfed[flower], and put the folder that holds "
+            "its flwr on the PATH"
+        ) from error
     try:
         answer = json.loads(done.stdout[done.stdout.index("{") :])
     except ValueError as error:

@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
-from privfed.deploy.certificates import date_problems, key_problems
+from privfed.deploy.certificates import date_problems, is_issued_by, key_problems
 from privfed.deploy.deployment import OPERATOR, SERVER, Deployment
 from privfed.engines.flower import scripts
 from privfed.engines.flower.app import FOLDER as APP
@@ -29,6 +29,7 @@ _SERVER_SCRIPTS = {"start-superlink.sh": scripts.START_SUPERLINK, "start-proxy.s
 _PARTY_SCRIPTS = {"start-node.sh": scripts.START_NODE, "start-supernode.sh": scripts.START_SUPERNODE}
 _SECONDS = 10.0
 _FORBIDDEN = 403
+_AGAIN = "get new ones (privfed deploy certificates, or your own authority)"
 
 
 def write(deployment: Deployment, folder: Path) -> None:
@@ -91,12 +92,26 @@ def _server_problems(place: Path, deployment: Deployment) -> list[str]:
     ]
     found += [f"nodes/{name}.pub is of nobody in the consortium; remove it" for name in sorted(known - parties)]
     found += _registration_problems(place / "nodes")
-    found += _server_key_problems(place)
     if not (place / APP).is_dir() or bundle_hash(place / APP) != installed_hash():
         found.append(f"{APP} is not the app of the privfed that is installed here, so banks refuse it; see the guide on upgrades")
+    found += _own_certificate_problems(place)
     path = place / "nginx.conf"
     if not path.is_file() or path.read_text() != scripts.proxy_configuration(port=deployment.port):
         found.append("nginx.conf is not what was written; make sure that it passes on /v1/fleet/ alone, and bodies of 8 MB")
+    return found
+
+
+def _own_certificate_problems(place: Path) -> list[str]:
+    """Whether what a renewal brings was put in place as a whole."""
+    path = place / "server.pem"
+    try:
+        held, *others = x509.load_pem_x509_certificates(path.read_bytes())
+        authorities = [*others, *x509.load_pem_x509_certificates((place / "ca.pem").read_bytes())]
+    except (OSError, ValueError) as error:
+        return [f"server.pem or ca.pem cannot be read ({error}); {_AGAIN}"]
+    found = key_problems(held, certificate=path, key=place / "server.key", again=_AGAIN)
+    if not any(is_issued_by(held, authority) for authority in authorities):
+        found.append("server.pem is not signed by ca.pem; put server.pem, server.key and ca.pem in place that were made together")
     return found
 
 
@@ -133,14 +148,6 @@ def _registration_problems(nodes: Path) -> list[str]:
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         return [f"nodes: a public key of a SuperNode cannot be used ({error}); get it from its bank again"]
     return []
-
-
-def _server_key_problems(place: Path) -> list[str]:
-    try:
-        certificate = x509.load_pem_x509_certificate((place / "server.pem").read_bytes())
-    except (OSError, ValueError):
-        return []  # that is said of the certificate
-    return key_problems(certificate, certificate=place / "server.pem", key=place / "server.key", again="get a new one")
 
 
 def _node_key_problems(place: Path) -> list[str]:
@@ -181,7 +188,7 @@ def _certificate_problems(path: Path, now: datetime) -> list[str]:
         return [f"{path.name} is missing; put it back"]
     except ValueError as error:
         return [f"{path.name} is no certificate ({error}); put it back"]
-    return date_problems(certificate, said=path.name, now=now, again="get a new one")
+    return date_problems(certificate, said=path.name, now=now, again=_AGAIN)
 
 
 def _write(place: Path, files: Mapping[str, bytes | str], *, executable: bool = False) -> None:

@@ -1,5 +1,7 @@
 """The files with which the parties of a Flower deployment start: scripts, the proxy's configuration, environment files."""
 
+from privfed.deploy.scripts import need_program, need_python
+
 SUPERLINK_PORT = 8000
 """Of the SuperLink, on the loopback of the server's host."""
 FIRST_NODE_PORT = 9094
@@ -24,8 +26,12 @@ set +a
 export PRIVFED_FOLDER FLWR_HOME
 """
 
+_NEED = need_python("python", module="flwr", extra="flower")
+
 START_SUPERLINK = (
     _BEGIN.format(purpose="Starts the SuperLink, on this host's loopback alone, and tells it the parties' nodes. It keeps all in memory.")
+    + _NEED
+    + need_program("flower-superlink", install="put the folder on the PATH into which privfed[flower] was installed")
     + """\
 mkdir -p "$FLWR_HOME"
 chmod 700 "$FLWR_HOME"
@@ -46,6 +52,8 @@ exec flower-superlink --host 127.0.0.1 --port "$PRIVFED_SUPERLINK_PORT" \\
 
 START_PROXY = (
     _BEGIN.format(purpose="Starts the proxy: the only thing that the banks, or anybody else, can reach on this host.")
+    + 'PATH="$PATH:/usr/sbin:/usr/local/sbin"  # where nginx is, and users do not look\n'
+    + need_program("nginx", install="install it, version 1.22 or later")
     + """\
 mkdir -p proxy
 exec nginx -p "$PWD" -c "$PWD/nginx.conf"
@@ -54,6 +62,7 @@ exec nginx -p "$PWD" -c "$PWD/nginx.conf"
 
 RUN = (
     _BEGIN.format(purpose="Holds the rounds that are missing, and fails loudly: run.sh ROUNDS [--time-out STEP=SECONDS ...], all rounds.")
+    + _NEED
     + """\
 exec python -m privfed.engines.flower.control run consortium-app --rounds "$@"
 """
@@ -61,6 +70,7 @@ exec python -m privfed.engines.flower.control run consortium-app --rounds "$@"
 
 START_NODE = (
     _BEGIN.format(purpose="Starts the party's node, which holds its keys. As the user who owns the party's folder.")
+    + _NEED
     + """\
 exec python -m privfed.engines.flower.party --folder "$PRIVFED_FOLDER" --socket "${PRIVFED_SOCKET:-$PWD/node.sock}"
 """
@@ -68,6 +78,7 @@ exec python -m privfed.engines.flower.party --folder "$PRIVFED_FOLDER" --socket 
 
 START_SUPERNODE = (
     _BEGIN.format(purpose="Starts the SuperNode, again and again. As another user, who can read this folder and reach the node's socket.")
+    + _NEED
     + """\
 node=
 trap 'kill $node 2>/dev/null; exit 0' INT TERM

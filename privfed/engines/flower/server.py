@@ -18,7 +18,6 @@ from privfed.engines.exchange import Exchange, TimeOuts
 from privfed.engines.flower.app import TIME_OUT
 from privfed.engines.flower.exchange import FlowerExchange, registered
 from privfed.engines.forbidden import forbid_secrets
-from privfed.errors import CohortError
 from privfed.files import read_pinned
 
 FOLDER = "PRIVFED_FOLDER"
@@ -74,14 +73,9 @@ def hold_rounds(folder: Path, exchange: Exchange, *, config: Mapping[str, object
         config: `rounds`, the number of all rounds, and a time-out for each step, as in the app's configuration.
 
     Raises:
-        CohortError: If a round could not be held. The others were, and stay.
+        CohortError: As `CoordinatedRun.check_held`. The rounds that were held stay.
         PrivFedError: As `coordinate`.
     """
     rounds: Any = config["rounds"]
     time_outs: Any = {field.name: config[TIME_OUT + field.name] for field in fields(TimeOuts)}
-    run = coordinate(folder, exchange, rounds=rounds, time_outs=TimeOuts(**time_outs))
-    if failed := [each for each in run.failed if each.round >= run.first]:
-        raise CohortError(
-            f"{len(failed)} of {rounds} rounds were not held, and nothing of them was opened; the last one: {failed[-1].reason}; what was "
-            "held stays; ask for more rounds to go on"
-        )
+    coordinate(folder, exchange, rounds=rounds, time_outs=TimeOuts(**time_outs)).check_held()

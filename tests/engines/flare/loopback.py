@@ -96,10 +96,17 @@ class Loopback:
         """How FLARE says that the job ended."""
         return self.submitting(job).communicate(timeout=seconds)[0].strip().splitlines()[-1]
 
-    def submitting(self, job: Path | None = None) -> "subprocess.Popen[str]":
+    def failure(self, job: Path, *, seconds: float) -> str:
+        """What the operator's command says of a run that fails."""
+        operator = self.submitting(job, errors=subprocess.PIPE)
+        said = operator.communicate(timeout=seconds)[1]
+        assert operator.returncode == 1, said
+        return said
+
+    def submitting(self, job: Path | None = None, *, errors: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
         """Submits without waiting for the end."""
         command = [sys.executable, "-m", "privfed.engines.flare.submit", str(self.folder / OPERATOR), *([] if job is None else [str(job)])]
-        return subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=errors, text=True)
 
     def job(self, name: str, *, rounds: int, parties: Mapping[str, str] | None = None, **time_outs: float) -> Path:
         """A job of the deployment with other numbers, and with other classes at some parties."""

@@ -47,7 +47,8 @@ def test_a_tampered_upload_and_then_too_few_are_not_opened(running: Loopback) ->
     tampered = f"{_HOSTILE}.TamperedParty"
     assert running.submit(running.job("one", rounds=1, parties={"bank_c": tampered}), seconds=SECONDS) == COMPLETED
     assert held(running) == {0: ["bank_a", "bank_b"]}
-    running.submit(running.job("two", rounds=2, parties={"bank_b": tampered, "bank_c": tampered}), seconds=SECONDS)
+    said = running.failure(running.job("two", rounds=2, parties={"bank_b": tampered, "bank_c": tampered}), seconds=SECONDS)
+    assert "privfed: the run failed: 1 of 2 rounds were not held, and nothing of them was opened: round 1: " in said
     assert held(running) == {0: ["bank_a", "bank_b"]}
     assert model_at(running.folder / "bank_a")[1] == [0]
 

@@ -19,6 +19,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install privfed
 from privfed import __version__
 from privfed.engines.flower import certificates, scripts
 from privfed.engines.flower.provisioning import _port_problems, write
+from tests.engines.deployed import deploy
 from tests.engines.flower.processes import BANKS, FORGOTTEN_SECONDS, Place, free_port, nginx, wait_for
 
 pytestmark = pytest.mark.nightly
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.nightly
 def place() -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="pf-") as folder:
         root = Path(folder)
+        deploy(root)  # without an agreement, a run would end before a bank is asked
         write(SimpleNamespace(host="127.0.0.1", port=free_port(), parties=BANKS, versions={"privfed": __version__}, rounds=3), root)
         with Place(root) as place:
             place.settle()
@@ -86,7 +88,7 @@ def test_the_proxy_closes_every_path_but_those_of_the_nodes(place: Place) -> Non
     port = start_proxy(place)
     assert {path: status(place, port, path) for path in FORBIDDEN} == dict.fromkeys(FORBIDDEN, 403)
     # `privfed deploy check` tells the one from the other, and from nobody.
-    authority = place.folder("bank_a") / "ca.pem"
+    authority = place.folder("bank_0") / "ca.pem"
     found = [
         _port_problems(SimpleNamespace(host="127.0.0.1", port=at), authority=authority, server=False)
         for at in (port, place.superlink_port, free_port())
@@ -129,7 +131,7 @@ def copied(place: Place, bank: str, name: str) -> Path:
 
 
 def test_a_supernode_with_a_key_that_is_not_registered_is_not_let_in(place: Place) -> None:
-    folder = copied(place, "bank_a", "stranger_bank")
+    folder = copied(place, "bank_0", "stranger_bank")
     (folder / "node.key").write_bytes(certificates.node_key()[0])
     supernode = place.start("stranger_bank", "start-supernode.sh")
     wait_for(lambda: "Failed to initialize the connection" in supernode.text(), "the refusal")
@@ -137,7 +139,7 @@ def test_a_supernode_with_a_key_that_is_not_registered_is_not_let_in(place: Plac
 
 
 def test_a_supernode_does_not_speak_to_a_server_with_another_certificate(place: Place) -> None:
-    folder = copied(place, "bank_b", "misled_bank")
+    folder = copied(place, "bank_1", "misled_bank")
     ours = (folder / "ca.pem").read_bytes()
     now = datetime.datetime.now(datetime.UTC)
     (folder / "ca.pem").write_bytes(certificates.server_certificate("127.0.0.1", now=now)[0])
@@ -160,7 +162,7 @@ def test_an_app_outside_the_list_is_refused_at_every_bank_and_the_run_fails(plac
     ours = app.read_text()
     app.write_text(f"open({str(leaked)!r}, 'a').write('x')\n{ours}")
     supernodes = [place.start(name, "start-supernode.sh") for name in BANKS]
-    place.wait_until_online(*supernodes, seconds=FORGOTTEN_SECONDS)  # the key of bank_b was used in the test above
+    place.wait_until_online(*supernodes, seconds=FORGOTTEN_SECONDS)  # the key of bank_1 was used in the test above
     leaked.unlink(missing_ok=True)  # `flwr run` itself looks into the app
     done = place.run(1)
     assert done.returncode == 1

@@ -174,6 +174,7 @@ def test_too_few_banks_let_the_run_fail_and_nothing_is_opened(root: Path) -> Non
         done = place.run(1)
         assert done.returncode == 1
         assert "finished:failed" in done.stderr
+        assert "none of 1 rounds could be held: round 0: " in done.stderr
     assert held(deployed) == []
     for name in deployed.names:
         assert not (deployed.folder(name) / "state" / "model.npz").exists()
