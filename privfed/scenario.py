@@ -103,7 +103,7 @@ class Scenario:
             return NonPrivate(learning_rate=0.5, batch_size=_BATCH, steps=self.steps, seed=0)
         try:
             return DpSgd.for_budget(
-                budget, rounds=self.rounds, max_records=max_records, expected_batch_size=_BATCH, steps=self.steps, learning_rate=1.0
+                budget, rounds=self.rounds, max_records=max_records, expected_batch_size=_BATCH, steps=self.steps, learning_rate=4.0
             )
         except ValueError as error:
             job = PoissonSampledGaussian(
