@@ -394,7 +394,7 @@ def within_bytes(by_parameters: Sequence[Sequence[Cost]]) -> list[str]:
         ]
     around = next(cost for cost in by_parameters[0] if cost.way == PARITY.name)
     lines += [
-        f"* What makes a round trustworthy does not grow with the network: each of {around.clients} clients receives the approval of all, and "
+        f"* What makes a round trustworthy does not grow with it: each of {around.clients} clients receives the approval of all, and "
         f"their countersignatures of the heads of each other's ledgers, {SIGNATURE_BYTES * around.clients**2:,} bytes of signatures. "
         f"{REQUIRED_BYTES_PARITY:g} times the bytes of float32 leave no room for these alone below {proven_least(around.clients):,} "
         "parameters, whatever ciphertexts are made of.",
