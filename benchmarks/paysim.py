@@ -39,7 +39,6 @@ from benchmarks.experiment import (
     t_interval,
     versions_of,
 )
-from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.partition import CONSORTIUM, dirichlet_partition
@@ -49,6 +48,7 @@ from privfed.engines.local import simulate
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.history import History
+from privfed.policy import OpeningPolicy
 from privfed.training.dpsgd import train
 from privfed.training.loss import BinaryCrossEntropy
 from privfed.training.mechanism import NonPrivate

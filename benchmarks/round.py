@@ -26,7 +26,6 @@ from torch import nn
 
 from benchmarks.experiment import DOSSIER, AsJson, Cache, FinishedRuns, Output, need_matplotlib, round_bar, versions_of
 from benchmarks.he.meter import Meter
-from privfed.agreement import OpeningPolicy
 from privfed.client import Client, Trainer
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.samples import Samples
@@ -38,6 +37,7 @@ from privfed.he.secret import SharedKey
 from privfed.he.threshold_key import ThresholdKey
 from privfed.history import RoundSummary
 from privfed.identity import SIGNATURE_BYTES
+from privfed.policy import OpeningPolicy
 from privfed.session import ClientSession
 from privfed.threshold_session import ThresholdSession
 from privfed.training.compiled import compile_sum

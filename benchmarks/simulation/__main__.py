@@ -22,11 +22,11 @@ from rich.table import Table
 from benchmarks.he.catalogue import Contender
 from benchmarks.he.environments import DEFAULT_FOLDER, MissingPeerError, interpreter, versions
 from benchmarks.simulation.task import COLUMNS, Task
-from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
 from privfed.engines.local import Simulation
 from privfed.he.params import CkksParams
+from privfed.policy import OpeningPolicy
 from privfed.training.loss import binary_cross_entropy
 from privfed.training.mechanism import NonPrivate
 from privfed.training.model import scores, values_of
