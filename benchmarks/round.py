@@ -20,11 +20,10 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.experiment import DOSSIER, AsJson, Cache, FinishedRuns, Output, need_matplotlib, round_bar, versions_of
+from benchmarks.experiment import DOSSIER, AsJson, Cache, FinishedRuns, Output, need_matplotlib, round_bar, versions_of, wide_console
 from benchmarks.he.meter import Meter
 from privfed.client import Client, Trainer
 from privfed.consortium import Consortium, Plaintext
@@ -549,10 +548,10 @@ def main(*, quick: QuickRound = False, as_json: AsJson = False, large: Largest =
             for cost in costs:
                 row = cells(cost, ratios(costs))
                 shown.add_row(*row[:5], *row[-4:])
-            Console().print(shown)
+            wide_console().print(shown)
         for costs in () if quick else report.rounds:
             for sentence in verdicts(ratios(costs)):
-                Console().print(sentence.replace("*", ""), highlight=False)
+                wide_console().print(sentence.replace("*", ""), highlight=False)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         draw(report, folder / "round.svg")
