@@ -95,7 +95,7 @@ class OpeningPolicy:
         *others, _, largest = sorted(coefficients.values())
         if self.min_clients > 2 and largest / (sum(others) + largest) > self.max_share:
             raise OpeningRefusedError(
-                f"one client would be more than {self.max_share:.0%} of what is left to another participant, which takes its own update out; "
+                f"one client would be more than {self.max_share:.0%} of what is left to another one, which takes its own update out; "
                 "nothing was opened"
             )
         effective = effective_clients(tuple(coefficients.values()))
