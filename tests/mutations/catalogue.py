@@ -697,7 +697,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a rule may leave a participant with the update of another",
-        "privfed/agreement.py",
+        "privfed/policy.py",
         "if self.min_clients > 2 and largest",
         "if self.min_clients > 2**31 and largest",
         ("tests/test_agreement.py",),
