@@ -320,8 +320,8 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "the key holder opens what the server puts in the place of an upload",
         "privfed/escrow.py",
-        "            if hash_message(data) != upload_hash:",
-        "            if False:",
+        "        if hash_message(data) != upload_hash:",
+        "        if False:",
         ("tests/engines/test_escrow.py",),
     ),
     Mutation(
