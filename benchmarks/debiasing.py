@@ -252,7 +252,9 @@ def dossier(outcomes: Sequence[Outcome], table: Records, size: Size, command: st
         f"the norms of the Gram matrix before distances are formed. What it cannot take out is chance: a norm varies by a share of "
         f"{np.sqrt(2 / coordinates):.1%} of that energy, and where the updates themselves are shorter, distances between them stay hidden. "
         "It needs nothing but what clients declare, and it holds for plain gradient descent only. Who declares more noise than it adds "
-        "would look nearer to the others than it is; so in a run nobody is believed more than the median of what all declare.",
+        "would look nearer to the others than it is; so in a run nobody is believed more than the median of what all declare. Multi-Krum "
+        "compares sums of distances, and noise that all declare alike adds the same to each of them: here it chooses the same either way, "
+        "and its two columns differ by the noise of the runs alone.",
         "",
         "## What was compared",
         "",

@@ -8,7 +8,6 @@ keeps any and the policy allows them; else the round is skipped.
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -170,7 +169,9 @@ def decide(
 
     A client whose opened norm is beyond the agreed bound did not do what an honest client does, and counts nothing. That holds for norms
     up to 90 times the bound. Squares are opened modulo `ProductParams.wraps_at` squared bounds: a client that chooses a length beyond that
-    may have a small square opened, and then counts as what it looks like, or a negative one, and then the rule's choice is not taken.
+    may have a small square opened, or a negative one. If its inner products cannot be, the rule's choice is not taken, and in the weights
+    before it counts nothing. If they can, it counts as what it looks like, and what protects the model is that no opened mean may be
+    longer than the bound: `keyholder.scored_mean`.
 
     Args:
         agreement: Rule, weights, policy and parameters.
@@ -225,8 +226,7 @@ def checked_gram(agreement: Agreement, participants: Sequence[str], products: ND
         raise ValueError("expected parameters for products, got others")
     slack, longest = params.scalar_error(size), _longest_square(params, size)
     squares = np.diag(products)
-    lengths = np.sqrt(np.maximum(squares, 0.0) + slack)
-    if (squares < -slack).any() or (np.abs(products) > np.outer(lengths, lengths) + slack).any():
+    if (squares < -slack).any() or _impossible(products, slack).any():
         raise ValueError("expected inner products of updates, got numbers that are none")
     sent = (np.abs(products) > slack).any(axis=1).astype(np.float64)
     products = products * np.outer(sent, sent)
@@ -246,16 +246,33 @@ def checked_gram(agreement: Agreement, participants: Sequence[str], products: ND
 
 
 def _within_bound(agreement: Agreement, params: ProductParams, participants: Sequence[str], products: NDArray[np.float64]) -> list[str]:
-    """Contributors whose squared norm, as it was opened, is that of an update within the bound."""
-    squares = dict(zip(participants, np.diag(products), strict=True))
+    """Contributors whose squared norm, as it was opened, is that of an update within the bound, and whose inner products can be.
+
+    Inner products of updates within the bound always can. Of those that cannot, at least one of the two has a square that wrapped around:
+    whoever is in most of them goes, and whoever is in as many, until none is left.
+    """
+    rows = {name: row for row, name in enumerate(participants)}
     size = agreement.layout.size
     longest, slack = _longest_square(params, size), params.scalar_error(size)
-    return [name for name in agreement.contributors(participants) if -slack <= squares[name] <= longest]
+    kept = [name for name in agreement.contributors(participants) if -slack <= products[rows[name], rows[name]] <= longest]
+    impossible = _impossible(products, slack)
+    while kept:
+        places = [rows[name] for name in kept]
+        counts = impossible[np.ix_(places, places)].sum(axis=1).tolist()
+        if not any(counts):
+            break
+        kept = [name for name, count in zip(kept, counts, strict=True) if count < max(counts)]
+    return kept
+
+
+def _impossible(products: NDArray[np.float64], slack: float) -> NDArray[np.bool_]:
+    """Which of the inner products are larger than the two norms allow."""
+    lengths = np.sqrt(np.maximum(np.diag(products), 0.0) + slack)
+    return np.abs(products) > np.outer(lengths, lengths) + slack
 
 
 def _longest_square(params: ProductParams, size: int) -> float:
-    # The grid may lengthen an update by half a step in every coordinate, and a sketch changes its norm.
-    longest = (params.bound + math.sqrt(size) * params.step / 2) ** 2 + params.scalar_error(size)
-    if params.sketch:
+    longest = params.longest(size) ** 2 + params.scalar_error(size)
+    if params.sketch:  # which changes its norm
         longest += _SKETCH_DEVIATIONS * standard_error(longest, longest, longest)
     return longest

@@ -26,7 +26,7 @@ from privfed.he.escrow_secret import AttemptKey, EscrowKey
 from privfed.he.product_secret import open_escrowed_products
 from privfed.identity import Identity
 from privfed.journal import Journal
-from privfed.keyholder import check_all_approved
+from privfed.keyholder import check_all_approved, scored_mean
 from privfed.release import seal_release
 from privfed.spool import Spool
 from privfed.trust import EscrowTrust
@@ -139,7 +139,7 @@ class EscrowHolder:
             TamperedAggregateError: If an upload is not the one that was approved.
             AlreadyOpenedError: If the round was opened, or promised to another digest.
             DecryptionError: If an upload was not sealed by its client to this attempt's key, or the sum does not decrypt to grid points: an
-                upload is no encryption of any, or one to the key of another attempt.
+                upload is no encryption of any, or one to the key of another attempt; or as `keyholder.scored_mean`.
             PrivFedError: As `wire_escrow.decode_request` and `wire.decode_upload`.
         """
         key_id, name = self.key_id(context), f"{context.agreement.session.hex()}-{context.round}"
@@ -170,6 +170,7 @@ class EscrowHolder:
         self._journal.begin(context, message.digest.digest(context), aggregate=asked)
         grid_sum = key.open_sum(total.total(), coefficients=tuple(total.coefficients))
         if decision is not None:
+            scored_mean(grid_sum, context.agreement, coefficients=tuple(total.coefficients))
             self._keep_scores(context, decision)
         scale = None if decision is None else decision.scale
         release = seal_release(grid_sum, context, self._trust, digest=digest.digest(context), scale=scale)

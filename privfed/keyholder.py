@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from privfed.agreement import RoundContext
+from privfed.agreement import Agreement, RoundContext
 from privfed.approval import check_digest
 from privfed.decision import Decision
 from privfed.digest import RoundDigest, hash_abridged, hash_message, sealed_tags
-from privfed.errors import OpeningRefusedError, TamperedAggregateError
+from privfed.errors import DecryptionError, OpeningRefusedError, TamperedAggregateError
 from privfed.he.additive import CkksVector
 from privfed.he.codec import dequantise
+from privfed.he.product_params import ProductParams
 from privfed.he.secret import RoundKey, check_sum, open_sum
 from privfed.he.threshold import OnePolynomialVector
 from privfed.journal import Journal
@@ -43,6 +44,29 @@ def check_all_approved(message: OpenableAggregate) -> None:
     if message.approved_by != participants:
         missing = [name for name in participants if name not in message.approved_by]
         raise OpeningRefusedError(f"expected the approval of every participant, once; missing {missing}; nothing was decrypted")
+
+
+def scored_mean(grid_sum: NDArray[np.int64], agreement: Agreement, *, coefficients: Sequence[int]) -> NDArray[np.float64]:
+    """The mean that an opened sum of a scored round says, of shape (layout.size,).
+
+    A client that sends a longer update than the agreement allows may have it look short (`decision.decide`), but not in the mean.
+
+    Args:
+        grid_sum: Of shape (layout.size,).
+        agreement: Layout and parameters.
+        coefficients: What each upload in the sum was multiplied by.
+
+    Raises:
+        DecryptionError: If it is longer than any mean of updates within the bound.
+    """
+    params = agreement.params
+    values = dequantise(grid_sum, sum(coefficients), params)
+    if isinstance(params, ProductParams) and np.linalg.norm(values) > params.longest(values.size):
+        raise DecryptionError(
+            "the opened mean is longer than the agreed bound; nothing was put into the model; a client sent a longer update than the "
+            "agreement allows, in a form that made it look shorter"
+        )
+    return values
 
 
 class Opener(ABC):
@@ -89,7 +113,7 @@ class Opener(ABC):
                 party found.
             TamperedAggregateError: If it is not the announced combination of the signed uploads, where tags tell.
             AlreadyOpenedError: If the round is promised to another digest, another aggregate was begun, or it is finished.
-            DecryptionError: If it does not decrypt to grid points, or to no weights that the agreement allows.
+            DecryptionError: If it does not decrypt to grid points, or to no weights or no length that the agreement allows.
             PrivFedError: As `wire_aggregate.decode_aggregate`, and as `check_heads`.
         """
         message = self._decode(data)
@@ -106,7 +130,7 @@ class Opener(ABC):
         grid_sum = self._open(total, message)
         private = agreement.private_weights
         if agreement.scored:
-            values = dequantise(grid_sum, sum(final.coefficients), agreement.params)
+            values = scored_mean(grid_sum, agreement, coefficients=final.coefficients)
         elif private is None:
             values = dequantise(grid_sum, agreement.weighting.divisor(digest.participants), agreement.params)
         else:

@@ -13,7 +13,9 @@ class OpeningPolicy:
 
     Args:
         min_clients: Fewest clients with a positive coefficient. At least 2: an aggregate of one client is its update.
-        max_share: Largest share of one client in the sum of the coefficients, above 0 and below 1.
+        max_share: Largest share of one client in the sum of the coefficients, above 0 and below 1. Of coefficients that a rule chose after
+            it saw inner products of the updates, also in the sum without those of any other client: a participant takes its own update out
+            of the mean. Where `min_clients` is 2, it is not: what is left of two is one.
         min_effective_clients: Smallest effective number of clients, (sum c)^2 / sum c^2, of coefficients that a rule chose after it saw
             inner products of the updates. At least 1. Agreed weights are not held to it.
 
@@ -60,9 +62,17 @@ class OpeningPolicy:
         """Refuses coefficients that a rule chose after it saw inner products, if they would show too much of one client.
 
         Raises:
-            OpeningRefusedError: As `check`; or if too few clients are effective.
+            OpeningRefusedError: As `check`; or if one client has too large a share of what is left to another one, or too few clients are
+                effective.
         """
         self.check(coefficients)
+        # The largest share of all that is left is that of the largest coefficient, left to whoever has the second.
+        *others, _, largest = sorted(coefficients.values())
+        if self.min_clients > 2 and largest / (sum(others) + largest) > self.max_share:
+            raise OpeningRefusedError(
+                f"one client would be more than {self.max_share:.0%} of what is left to another one, which takes its own update out; "
+                "nothing was opened"
+            )
         effective = effective_clients(tuple(coefficients.values()))
         if effective < self.min_effective_clients:
             raise OpeningRefusedError(

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from privfed.aggregation.gram import Gram
 from privfed.aggregation.rules import MultiKrum
@@ -265,3 +267,30 @@ def test_noise_that_nobody_could_have_declared_is_refused(meet: Callable[..., An
         meet(rule=MultiKrum(byzantine=1, keep=3), params=ProductParams.exact(bound=1.0), count=5, noise_energy=energies)
     with pytest.raises(ValueError, match="expected no noise_energy beside FedAvg"):
         meet(noise_energy={"bank_00": 1.0})
+
+
+def test_coefficients_that_a_rule_chose_leave_no_participant_with_the_update_of_another() -> None:
+    policy = OpeningPolicy()
+    for coefficients in ((531, 492, 1), (1, 532, 491), (500, 450, 74), (614, 300, 110)):
+        named = dict(zip("abc", coefficients, strict=True))
+        policy.check(named)
+        with pytest.raises(OpeningRefusedError, match="takes its own update out"):
+            policy.check_chosen(named)
+    for coefficients in ((3, 1, 1), (1, 1, 1), (2, 2, 1), (400, 300, 200, 124), (1, 1, 1, 0)):
+        policy.check_chosen(dict(zip("abcd", coefficients, strict=False)))
+    # Whoever agrees on means of two agrees that each of the two knows the update of the other.
+    OpeningPolicy(min_clients=2).check_chosen({"a": 1, "b": 1})
+
+
+@given(st.lists(st.integers(0, 20), min_size=3, max_size=6))
+def test_what_is_left_to_each_participant_is_what_the_definition_says(numbers: list[int]) -> None:
+    policy = OpeningPolicy(min_clients=3, max_share=0.75, min_effective_clients=1.0)
+    named = dict(zip("abcdef", numbers, strict=False))
+    whole = sum(numbers)
+    rest = [other / (whole - own) for i, own in enumerate(numbers) for j, other in enumerate(numbers) if j != i and whole > own]
+    allowed = sum(number > 0 for number in numbers) >= 3 and max(numbers) <= 0.75 * whole and max(rest) <= 0.75
+    if allowed:
+        policy.check_chosen(named)
+    else:
+        with pytest.raises(OpeningRefusedError):
+            policy.check_chosen(named)

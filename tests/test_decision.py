@@ -322,3 +322,40 @@ def test_openers_of_one_round_draw_the_same_and_every_round_draws_anew(agreed: A
         decided(agreement, rows(), digest=digest)
     assert seeds[0] == seeds[1] != seeds[2]
     assert all(seed > 0 for seed in seeds)
+
+
+def opened(values: np.ndarray) -> np.ndarray:
+    """Inner products as they are opened: modulo `wraps_at` squared bounds."""
+    whole = PARAMS.wraps_at * PARAMS.bound**2
+    return values @ values.T - whole * np.rint(values @ values.T / whole)
+
+
+def wrapped(*, cosine: float) -> np.ndarray:
+    """Updates of five, of which the fourth is so long that its opened square is that of a short one; in a direction of its own, mostly."""
+    values = np.hstack((rows(), np.zeros((5, 1))))
+    towards = np.append(values[0, :8], 0) / np.linalg.norm(values[0])
+    length = math.sqrt(PARAMS.wraps_at * PARAMS.bound**2 + 0.5)
+    values[3] = length * (cosine * towards + math.sqrt(1 - cosine**2) * np.eye(9)[8])
+    return values
+
+
+@pytest.mark.parametrize("cosine", [0.02, 0.3, 1.0])
+def test_who_has_impossible_inner_products_counts_nothing_in_the_weights_before(agreed: Any, cosine: float) -> None:
+    agreement = agreed(FedTsv(), validator="bank_04", policy=OpeningPolicy(min_clients=3))
+    scores = dict.fromkeys(("bank_00", "bank_01", "bank_02", "bank_03"), 1.0)
+    products = opened(wrapped(cosine=cosine))
+    assert 0 < products[3, 3] < PARAMS.bound**2
+    decision = decide(agreement, NAMES, products, scores=scores, assurance="RECOMPUTED", digest=bytes(32))
+    assert decision.fallback is Fallback.PREVIOUS
+    assert [decision.coefficients[name] for name in NAMES] == [1, 1, 1, 0, 0]
+
+
+def test_of_two_that_are_impossible_together_neither_counts_in_the_weights_before(agreed: Any) -> None:
+    # Nothing tells which of the two it is.
+    agreement = agreed(FedTsv(), validator="bank_04", policy=OpeningPolicy(min_clients=2))
+    products = rows() @ rows().T
+    products[2, 3] = products[3, 2] = 10 * PARAMS.bound**2
+    scores = dict.fromkeys(NAMES, 1.0)
+    decision = decide(agreement, NAMES, products, scores=scores, assurance="RECOMPUTED", digest=bytes(32))
+    assert decision.fallback is Fallback.PREVIOUS
+    assert [decision.coefficients[name] for name in NAMES] == [1, 1, 0, 0, 0]

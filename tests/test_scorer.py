@@ -1,18 +1,22 @@
 """Opening inner products: after all approvals, once per round; and aggregates with no other coefficients than follow from them."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from privfed import protect
 from privfed import scorer as scorer_module
+from privfed.aggregation.robust import NormBound
 from privfed.aggregation.rules import MultiKrum
 from privfed.digest import abridge
 from privfed.errors import (
     AlreadyOpenedError,
     CohortError,
     DamagedFileError,
+    DecryptionError,
     InvalidMessageError,
     OpeningRefusedError,
     ParametersMismatchError,
@@ -22,6 +26,7 @@ from privfed.errors import (
     TamperedProductsError,
     UnsupportedInThisModeError,
 )
+from privfed.he import secret
 from privfed.he._seal_public import product_ring, zeros_under
 from privfed.he.additive import weighted_sum
 from privfed.he.codec import dequantise, pack_polynomials, quantise, unpack_public_key
@@ -29,6 +34,7 @@ from privfed.he.product import ZeroSumMask, masked_products
 from privfed.he.product_params import ProductParams
 from privfed.message import Kind, seal
 from privfed.scorer import Scorer
+from privfed.update import Layout
 from privfed.wire import decode_digest, decode_setup, decode_upload, encode_approval, encode_setup, setup_public_key
 from privfed.wire_aggregate import encode_aggregate
 from privfed.wire_products import decode_coefficients, decode_products, encode_coefficients, encode_products, sketch_seed
@@ -316,6 +322,30 @@ def test_the_seed_of_a_sketch_depends_on_every_approval(joint: Any) -> None:
     seeds = {sketch_seed(joint.context, digest, given) for given in (approvals, approvals[1:], approvals[::-1])}
     assert len(seeds) == 3
     assert sketch_seed(joint.context, replace(digest, rule="another"), approvals) not in seeds
+
+
+def test_an_update_so_long_that_it_looks_short_does_not_get_into_a_model(meet: Any, monkeypatch: Any) -> None:
+    # Its square is that of an update within the bound, modulo what squares are opened modulo, and it is at a right angle to all others.
+    people = meet(count=5, rule=NormBound(max_norm=1.0), params=PARAMS, layout=Layout(names=("weight",), shapes=((1500,),)))
+    length = math.sqrt(PARAMS.wraps_at * PARAMS.bound**2 + 0.5)
+    sent = dict(zip(people.clients, np.hstack((np.eye(5), np.zeros((5, 1495)))), strict=True))
+    sent[FAR] = np.append(np.zeros(500), np.full(1000, length / math.sqrt(1000)))
+    monkeypatch.setattr(secret, "check_grid", lambda *_: None)
+    monkeypatch.setattr(protect, "quantise", lambda values, params, share: (np.rint(values / params.step).astype(np.int64), 0))
+    joint = people.round().setup().upload(sent).approve_all()
+    data = weighed(joint).server.aggregate()
+    assert joint.server.coefficients()[FAR] > 0
+    with pytest.raises(DecryptionError, match="longer than the agreed bound; nothing was put into the model"):
+        joint.key_holder("bank_00").open(data)
+
+
+def test_a_mean_of_updates_at_the_bound_is_opened(meet: Any) -> None:
+    # All alike, so that the mean is as long; and of values between two points of the grid, which lengthens them.
+    people = meet(count=5, rule=NormBound(max_norm=100.0), params=PARAMS, layout=Layout(names=("weight",), shapes=((900,),)))
+    joint = people.round().setup().upload(dict.fromkeys(people.clients, np.full(900, 1.0))).approve_all()
+    data = weighed(joint).server.aggregate()
+    opened = joint.key_holder("bank_00").open(data)
+    assert np.linalg.norm(opened.vector.values) == pytest.approx(PARAMS.bound, abs=math.sqrt(900) * PARAMS.step / 2)
 
 
 # ---- frames

@@ -165,9 +165,14 @@ class Gram:
         return replace(self, products=products, noise_energy=None)
 
     def squared_distances(self) -> NDArray[np.float64]:
-        """Squared distances between the updates without their declared noise, of shape (n, n), at least 0, zero on the diagonal."""
-        norms = self.squared_norms - self.declared_noise
-        distances = np.maximum(norms[:, np.newaxis] + norms[np.newaxis, :] - 2 * self.products, 0.0)
+        """Squared distances between the updates without their declared noise, of shape (n, n), zero on the diagonal.
+
+        Under noise they are estimates without a bias, and chance puts some of them below zero. They stay there: were they all raised to
+        zero, the clients would be equal where noise is heavy, and their names would decide.
+        """
+        norms, noise = self.squared_norms, self.declared_noise
+        as_sent = np.maximum(norms[:, np.newaxis] + norms[np.newaxis, :] - 2 * self.products, 0.0)
+        distances = as_sent - (noise[:, np.newaxis] + noise[np.newaxis, :])
         np.fill_diagonal(distances, 0.0)
         return distances
 

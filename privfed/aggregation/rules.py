@@ -244,8 +244,10 @@ class NearestNeighbourMixing:
         count = len(gram.names)
         near = count - self.byzantine
         mixing = np.zeros((count, count))
-        for row, distances in enumerate(gram.squared_distances()):
-            mixing[row, lowest(distances, gram.names, count=near)] = 1 / near
+        distances = gram.squared_distances()
+        np.fill_diagonal(distances, -np.inf)  # an update is among its nearest, whatever noise leaves of the others' distances
+        for row, of_row in enumerate(distances):
+            mixing[row, lowest(of_row, gram.names, count=near)] = 1 / near
         # Mixed updates share noise, so the diagonal is cleared of it before the mixing and not after.
         products = mixing @ (gram.products - np.diag(gram.declared_noise)) @ mixing.T
         products = (products + products.T) / 2

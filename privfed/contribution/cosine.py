@@ -24,8 +24,9 @@ class Cgsv:
     """Sum of the updates at one length, weighted by importance: a moving average of each client's cosine with that sum.
 
     The importance that a round begins with weights its updates, and the round then changes it. Importances of a round's clients keep
-    their sum, so with full participation they sum to 1. A client that is new starts with the mean importance of the others. Updates
-    shorter than a third of the median stay that much shorter than the others, in the sum and in the cosines (`Gram.lengths`).
+    their sum, so with full participation they sum to 1. A client that is new starts with the mean importance of the others, and keeps it
+    as they do. Updates shorter than a third of the median stay that much shorter than the others, in the sum and in the cosines
+    (`Gram.lengths`).
 
     Args:
         length: Euclidean norm to which every update is brought. Positive, public.
@@ -69,7 +70,8 @@ class Cgsv:
         towards = cosines_between @ share
         resultant = math.sqrt(max(float(share @ towards), 0.0))
         cosines = towards / resultant if resultant > 0 else np.zeros(len(norms))
-        past = np.array([scores.get(name, 0.0) for name in gram.names])
+        # In a first round the published average starts at nothing, for all alike. Who comes later has the mean of the others for a past.
+        past = old if known else np.zeros(len(norms))
         new = np.maximum(self.decay * past + (1 - self.decay) * cosines, _LEAST)
         new *= old.sum() / new.sum()
         # Of what is cut off below the shortest length, the weight falls with the norm, and is nothing where nothing was sent.

@@ -281,6 +281,14 @@ class ProductParams(CkksParams):
             return values, 0
         return values * (self.bound / norm), values.size
 
+    def longest(self, size: int) -> float:
+        """Largest norm of an update on the grid, and so of a mean of them: the grid may add half a step in every coordinate.
+
+        Args:
+            size: Number of coordinates of an update.
+        """
+        return self.bound + math.sqrt(size) * self.step / 2
+
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 over every parameter and the major and minor version of SEAL and TenSEAL, 32 bytes."""

@@ -170,7 +170,22 @@ def test_declared_noise_is_taken_out_of_norms_and_distances() -> None:
 def test_a_norm_below_its_declared_noise_becomes_zero_and_not_negative() -> None:
     matrix = Gram(names=("a", "b"), size=100, products=np.eye(2), noise_energy=np.array([2.0, 0.0]))
     assert matrix.without_noise().squared_norms.tolist() == [0.0, 1.0]
-    assert matrix.squared_distances().min() == 0.0
+
+
+def test_distances_without_noise_have_no_bias_and_as_sent_are_never_negative() -> None:
+    rng = np.random.default_rng(5)
+    size, energy, rounds = 200, 100.0, 400
+    found = []
+    for _ in range(rounds):
+        rows = rng.normal(size=(2, size)) * math.sqrt(energy / size)
+        rows[0, 0] += 1.0
+        found.append(gram(vectors(rows), noise_energy={"c0": energy, "c1": energy}).squared_distances()[0, 1])
+    # The noise of a difference has an energy of 200, of which a standard deviation is 200 sqrt(2/d) = 20 per round; that of the cross term,
+    # 2 sqrt(200/d) = 2, hardly adds to it. Raised to zero, the mean of the distances would be 8.5 and not 1.
+    assert abs(np.mean(found) - 1.0) < 5 * math.hypot(20, 2) / math.sqrt(rounds)
+    assert min(found) < 0
+    same = gram(vectors(np.tile(rng.normal(size=size) * 1e3, (4, 1))))
+    assert same.squared_distances().min() == 0.0
 
 
 def test_noise_energy_is_the_expected_squared_norm_of_the_noise_of_dp_sgd() -> None:

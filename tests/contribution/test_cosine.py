@@ -73,6 +73,17 @@ def test_a_newcomer_starts_with_the_mean_importance_of_the_others() -> None:
     assert mixture.shares == pytest.approx({"a": 0.5 / 1.6, "b": 0.3 / 1.6, "c": 0.4 / 1.6, "d": 0.4 / 1.6})
 
 
+def test_a_newcomer_that_sends_what_the_others_send_keeps_the_importance_it_starts_with() -> None:
+    update = rounds(1)[0]["a"]
+    scores: dict[str, float] = {}
+    for _ in range(5):
+        scores, _ = Cgsv().step(scores, matrix_of(dict.fromkeys("abcd", update)))
+    for _ in range(5):
+        scores, mixture = Cgsv().step(scores, matrix_of(dict.fromkeys("abcde", update)))
+        assert scores["e"] == pytest.approx(scores["a"])
+        assert mixture.shares["e"] == pytest.approx(0.2)
+
+
 def test_a_round_of_zero_updates_changes_no_importance() -> None:
     scores, mixture = Cgsv().step({"a": 0.9, "b": 0.1}, matrix_of(dict.fromkeys("ab", np.zeros(SIZE))))
     assert scores == {"a": 0.9, "b": 0.1}

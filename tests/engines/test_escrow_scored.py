@@ -25,6 +25,7 @@ from privfed.errors import (
     AlreadyOpenedError,
     CohortError,
     DamagedFileError,
+    DecryptionError,
     InvalidMessageError,
     OpeningRefusedError,
     RoundSkippedError,
@@ -260,6 +261,18 @@ def test_a_holder_that_is_restarted_between_inner_products_and_aggregate_goes_on
     for participant in halted.encrypted.participants.values():
         participant.open(halted.context, halted.server.result())
     assert halted.server.next_history() == halted.encrypted.participants["bank_0"].session.state.history
+
+
+def test_a_holder_that_opens_a_longer_mean_than_the_bound_publishes_nothing_and_keeps_no_scores(
+    halted: Halted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = AttemptKey.open_sum
+    # As of a client whose square wrapped around: longer than any mean of updates within the bound, and within the range of the sum.
+    longer = np.full(halted.context.agreement.layout.size, PARAMS.amplitude * PARAMS.weight_sum)
+    monkeypatch.setattr(AttemptKey, "open_sum", lambda *args, **named: real(*args, **named) * 0 + longer)
+    with pytest.raises(DecryptionError, match="longer than the agreed bound"):
+        open_at(halted)
+    assert not (halted.encrypted._site.holder_folder / "scores.json").exists()
 
 
 def test_a_holder_whose_scores_or_journal_were_lost_or_set_back_does_nothing(halted: Halted) -> None:

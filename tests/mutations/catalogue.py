@@ -320,8 +320,8 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "the key holder opens what the server puts in the place of an upload",
         "privfed/escrow.py",
-        "            if hash_message(data) != upload_hash:",
-        "            if False:",
+        "        if hash_message(data) != upload_hash:",
+        "        if False:",
         ("tests/engines/test_escrow.py",),
     ),
     Mutation(
@@ -673,5 +673,33 @@ CATALOGUE: tuple[Mutation, ...] = (
         "gram.with_declared_noise(agreement.noise_energy,",
         "gram.with_declared_noise({},",
         ("tests/engines/test_scored_rounds.py",),
+    ),
+    Mutation(
+        "distances that noise has put below zero are all alike",
+        "privfed/aggregation/gram.py",
+        "distances = as_sent - (noise[:, np.newaxis] + noise[np.newaxis, :])",
+        "distances = np.maximum(as_sent - (noise[:, np.newaxis] + noise[np.newaxis, :]), 0.0)",
+        ("tests/aggregation/test_rules.py",),
+    ),
+    Mutation(
+        "a mean of any length enters the model",
+        "privfed/keyholder.py",
+        "np.linalg.norm(values) > params.longest(values.size)",
+        "np.linalg.norm(values) > np.inf",
+        ("tests/test_scorer.py",),
+    ),
+    Mutation(
+        "who has impossible inner products counts in the weights before",
+        "privfed/decision.py",
+        "        if not any(counts):\n",
+        "        if True:\n",
+        ("tests/test_decision.py",),
+    ),
+    Mutation(
+        "a rule may leave a participant with the update of another",
+        "privfed/policy.py",
+        "if self.min_clients > 2 and largest",
+        "if self.min_clients > 2**31 and largest",
+        ("tests/test_agreement.py",),
     ),
 )
