@@ -32,7 +32,7 @@ class RoundRecord:
         refused: Clients whose privacy budget did not cover the round; they trained nothing.
         silent: Clients that did not answer in time, and the stage at which they fell silent.
         history: `RoundDigest.digest` of the round, hexadecimal: the history of the next one. Empty without encryption.
-        coefficients: Integer coefficient of each participant.
+        coefficients: Integer coefficient of each participant; 0 for one that the rule left out.
         bytes_up: Bytes that each participant sent.
         bytes_down: Bytes that each client received.
         seconds: Wall-clock seconds by phase.
@@ -60,7 +60,7 @@ class RoundRecord:
 
     @property
     def participants(self) -> tuple[str, ...]:
-        """Clients in the aggregate."""
+        """Clients whose uploads came in time; those with coefficient 0, which a rule may choose, are not in the aggregate."""
         return tuple(self.coefficients)
 
     @property

@@ -33,7 +33,7 @@ from privfed.report.glossary import GLOSSARY
 from privfed.report.model import Report
 from privfed.report.promises import common
 from privfed.report.summary import Exposure, Point, best_guess, certainty, exposed, readers, spent_words, verdict
-from privfed.report.tables import Held, compared, examples, finding_tone, gain_words, holdings, traffic
+from privfed.report.tables import Held, compared, examples, finding_tone, gain_words, holdings, rounds, traffic
 from privfed.report.tone import Tone
 from privfed.report.write import html, markdown, write_report
 from privfed.round_record import Stage
@@ -415,6 +415,11 @@ def with_coefficients(report: Report, *coefficients: int) -> Report:
     (summary, *_) = report.history.rounds
     record = replace(summary.record, coefficients={f"bank_{index}": number for index, number in enumerate(coefficients)})
     return replace(report, history=replace(report.history, rounds=(replace(summary, record=record),)))
+
+
+def test_a_client_that_a_rule_left_out_is_not_counted_in_the_sum(report: Report) -> None:
+    (held,) = rounds(with_coefficients(report, 1, 1, 1, 0, 0).history)
+    assert (held.clients, held.effective) == (3, "3.0")
 
 
 def leads(points: Iterable[Point]) -> list[str]:

@@ -227,7 +227,7 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """Whether the clients train as they declare, in a sentence."""
+        """Whether the clients train as they declare, in a sentence. It says nothing of attacks: `better_than_guessing` does."""
         claiming = [metered for metered in self.trainings if metered.claims_noise]
         if not claiming:
             return "Nothing to measure: no client says that it trains with noise."

@@ -225,7 +225,7 @@ def rounds(history: History) -> tuple[Round, ...]:
         Round(
             number=summary.record.round + 1,
             quality="-" if summary.evaluation is None or math.isnan(summary.evaluation.pr_auc) else f"{summary.evaluation.pr_auc:.3f}",
-            clients=len(summary.record.participants),
+            clients=sum(weight > 0 for weight in summary.record.coefficients.values()),
             effective=f"{summary.record.effective_clients:.1f}",
             up=f"{fmean(summary.record.bytes_up.values() or (0,)):,.0f}",
             down=f"{fmean(summary.record.bytes_down.values() or (0,)):,.0f}",
