@@ -60,7 +60,7 @@ def test_plain_krum_is_never_opened(agreed: Any) -> None:
     decision = decided(agreed(MultiKrum(byzantine=1, keep=1)), rows())
     assert decision.fallback is Fallback.SKIPPED
     assert not any(decision.coefficients.values())
-    assert "1 clients have a positive coefficient and the policy demands 3" in decision.reason
+    assert "clients with a positive coefficient are 1, and the policy demands 3" in decision.reason
 
 
 def test_one_positive_score_is_never_opened(agreed: Any) -> None:

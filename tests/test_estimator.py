@@ -82,7 +82,7 @@ def test_what_it_cannot_train_on_is_refused(labels: object, clients: object, mat
 
 
 def test_too_few_clients_are_refused() -> None:
-    with pytest.raises(OpeningRefusedError, match="1 clients have a positive coefficient and the policy demands 3"):
+    with pytest.raises(OpeningRefusedError, match="clients with a positive coefficient are 1, and the policy demands 3"):
         classifier(max_records=RECORDS).fit(FEATURES, LABELS, clients=["alone"] * RECORDS)
 
 
