@@ -325,6 +325,18 @@ def test_the_audited_round_keeps_noise_clipping_and_the_step_of_a_record(make: M
     assert (training.sample_rate, training.steps, training.record_limit) == (1.0, 1, 4)
 
 
+def test_a_round_in_which_a_record_is_sampled_often_is_audited_with_what_its_steps_leave_of_the_noise(make: Make) -> None:
+    many = replace(PRIVATE, sample_rate=0.5, steps=64, noise_multiplier=4.0)
+    setting = audited_setting(make(training=[replace(PRIVATE, noise_multiplier=1.5), many, PRIVATE]), rows=4)
+    assert isinstance(setting.training, DpSgd)
+    assert setting.training.noise_multiplier == pytest.approx(1.0)
+    several = audited_setting(make(training=[PRIVATE, replace(many, noise_multiplier=3.0), PRIVATE]), rows=4)
+    assert isinstance(several.training, DpSgd)
+    # 64 steps with a rate of one half add up a record 32 times and the noise 8 times.
+    assert several.training.noise_multiplier == pytest.approx(3.0 * 8 / 32)
+    assert several.protection == "encrypted, DP-SGD with noise multiplier 0.75 (what 64 steps of a round leave of it)"
+
+
 def test_the_client_with_the_least_noise_decides_what_is_audited(make: Make) -> None:
     quiet = replace(PRIVATE, noise_multiplier=0.6)
     training = audited_setting(make(training=[PRIVATE, quiet, PRIVATE]), rows=4).training
@@ -523,13 +535,35 @@ def test_the_verdict_follows_from_the_interval_of_the_gain_and_from_certificates
     # One of four records in every second batch, beyond the fifth that guessing has right, is a gain of 0.8 / 8.
     outcome = replace(measured(finding), baseline=0.2, rows=4)
     assert outcome.telling == pytest.approx(0.1, rel=1e-12)
-    changed = replace(finding, outcome=replace(outcome, gain=replace(outcome.gain, low=low, high=high), certified=certified))
+    changed = replace(finding, outcome=replace(outcome, gain=replace(outcome.gain, low=low, high=high, repeats=20), certified=certified))
     assert changed.verdict is expected
     assert changed.reads_records is (expected is Verdict.BETTER)
     assert changed.to_json()["verdict"] == expected.value
     counts = replace(changed, outcome=replace(measured(changed), example=None))
     assert not counts.reads_records
     assert private_audit.of(SERVER.name)[0].verdict is None
+
+
+@pytest.mark.parametrize(("repeats", "expected"), [(2, Verdict.UNDECIDED), (5, Verdict.UNDECIDED), (6, Verdict.NO_BETTER)])
+def test_batches_that_all_gave_the_same_exclude_a_gain_only_if_they_would_have_shown_it(
+    private_audit: Audit, repeats: int, expected: Verdict
+) -> None:
+    outcome = measured(private_audit.shown(CLIENT_WITH_SERVER.name))
+    silent = replace(outcome, gain=interval([0.0] * repeats), certified=0.0)
+    # A record that is read in every second batch is read in none of five once in 32 times, and in none of six once in 64.
+    assert silent.verdict is expected
+
+
+def test_the_highest_gain_covers_attacks_that_rarely_read_a_whole_batch(private_audit: Audit) -> None:
+    outcome, rng, batches = replace(measured(private_audit.shown(CLIENT_WITH_SERVER.name)), baseline=0.4), np.random.default_rng(0), 16
+    for often in (0.02, 0.1, 0.17, 0.5):
+        gains = 0.6 * (rng.random((2000, batches)) < often)
+        highest = [replace(outcome, gain=interval(list(row))).highest_gain for row in gains]
+        narrow = [interval(list(row)).high for row in gains]
+        # 5 % are too low at most; 0.075 is five standard errors more.
+        assert np.mean(np.array(highest) < 0.6 * often) < 0.075
+        if often <= 0.1:
+            assert np.mean(np.array(narrow) < 0.6 * often) > 0.15
 
 
 def test_a_gain_that_would_matter_is_that_of_an_attack_that_reads_a_record_in_every_second_batch(private_audit: Audit) -> None:

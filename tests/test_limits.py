@@ -39,7 +39,7 @@ def outcome(*scores: float, baseline: float = 0.2, **options: Any) -> Measured:
 
 
 READ = outcome(1.0, 1.0)
-GUESSED = outcome(0.2, 0.21, 0.2, 0.21, 0.2)
+GUESSED = outcome(*[0.19, 0.21] * 30)
 
 
 def finding(found: Measured | NotApplicable, *, control: bool = False, adversary: Any = CLIENT_WITH_SERVER) -> Finding:
@@ -94,7 +94,9 @@ def test_a_run_that_keeps_all_limits_exceeds_none() -> None:
 
 def test_records_that_are_read_exceed_a_limit_and_party_and_number_are_named() -> None:
     (line,) = told(Limits(max_cells_read=0.5), audit(finding(outcome(0.8, 0.9, 0.8, 0.9)), finding(CIPHERTEXT, adversary=SERVER)))
-    assert line.startswith(f"max_cells_read 0.5: {CLIENT_WITH_SERVER.name}, records: an advantage of 0.81, and up to 0.93 by its interval")
+    assert line.startswith(
+        f"max_cells_read 0.5: {CLIENT_WITH_SERVER.name}, records: an advantage of 0.81, and up to 0.93 by what 4 batches"
+    )
     assert line.count("records:") == 1
 
 
@@ -102,8 +104,24 @@ def test_the_upper_end_of_the_interval_decides_and_not_its_middle() -> None:
     wide = outcome(0.0, 0.4, baseline=0.2)
     assert wide.advantage == pytest.approx(0)
     assert "up to 1.00" in told(Limits(max_cells_read=0.9), audit(finding(wide)))[0]
-    assert told(Limits(max_cells_read=0.02), audit(finding(GUESSED))) == []
+    assert told(Limits(max_cells_read=0.06), audit(finding(GUESSED))) == []
     assert told(Limits(max_cells_read=0.0), audit(finding(GUESSED)))
+
+
+@pytest.mark.parametrize(("batches", "confirmed"), [(2, 0.78), (3, 0.64), (16, 0.18), (29, 0.1)])
+def test_batches_in_which_nothing_at_all_was_read_keep_no_limit_that_so_few_cannot_confirm(batches: int, confirmed: float) -> None:
+    silent = audit(finding(outcome(*[0.2] * batches)))
+    assert told(Limits(max_cells_read=confirmed), silent) == []
+    assert "by what" in told(Limits(max_cells_read=confirmed - 0.02), silent)[0]
+
+
+def test_a_party_as_which_no_attack_reads_records_without_protection_keeps_no_limit() -> None:
+    blind = outcome(0.0, 0.4, baseline=0.2)
+    other = replace(CLIENT_WITH_SERVER, name="another")
+    found = audit(finding(GUESSED), finding(GUESSED, adversary=other), finding(blind, control=True, adversary=other))
+    assert "not measured as another: no attack on records reads any there" in told(Limits(max_cells_read=0.9), found)[0]
+    seen = audit(finding(GUESSED), finding(GUESSED, adversary=other), finding(READ, control=True, adversary=other))
+    assert told(Limits(max_cells_read=0.9), seen) == []
 
 
 def test_every_party_must_keep_the_limit_not_the_first_alone() -> None:

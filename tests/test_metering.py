@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,13 @@ from privfed.audit.metering import MeteredTraining, meter_training
 from privfed.audit.run import run_audit
 from privfed.client import Client, Trainer
 from privfed.consortium import Consortium, Plaintext
+from privfed.data.samples import Samples
 from privfed.dp.clipping import AdaptiveClipping
 from privfed.errors import UnsupportedModelError
 from privfed.training.loss import cross_entropy
 from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.training.model import mlp
+from privfed.training.randomness import Randomness, _SeededRandomness
 from tests.consortia import OPEN, PRIVATE, SCHEMA, consortium, network
 
 Plant = Callable[[str, dict[str, float]], None]
@@ -132,13 +135,85 @@ def test_every_meter_of_a_reading_can_be_its_fault(banks: Consortium) -> None:
     assert reading is not None
     assert len(reading.on_the_model) > 1
     assert reading.meter_fault == ""
-    off = [replace(meter, declared=2 * meter.high) for meter in reading.on_the_model]
-    for place, meter in enumerate(off):
-        faulty = replace(reading, on_the_model=(*reading.on_the_model[:place], meter, *reading.on_the_model[place + 1 :]))
-        assert faulty.meter_fault == meter.fault != ""
+    for part in ("on_the_model", "further"):
+        meters = getattr(reading, part)
+        for place, meter in enumerate(replace(meter, declared=2 * abs(meter.high)) for meter in meters):
+            faulty = replace(reading, **{part: (*meters[:place], meter, *meters[place + 1 :])})
+            assert faulty.meter_fault == meter.fault != ""
     for name in ("noise", "weight"):
         meter = replace(getattr(reading, name), declared=2 * getattr(reading, name).high)
         assert replace(reading, **{name: meter}).meter_fault == meter.fault
+
+
+@pytest.fixture
+def trained_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has every private training take other samples, or another source of randomness."""
+
+    def planted(*, samples: Callable[[Samples, int], Samples] | None = None, randomness: Callable[[], Randomness] | None = None) -> None:
+        honest = privfed.client.train
+
+        def train(module: object, start: object, data: Samples, *, mechanism: TrainingMechanism, **options: object) -> object:
+            if isinstance(mechanism, DpSgd):
+                data = data if samples is None else samples(data, mechanism.record_limit)
+                options |= {} if randomness is None else {"randomness": randomness()}
+            return honest(module, start, data, mechanism=mechanism, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(privfed.client, "train", train)
+
+    return planted
+
+
+def test_noise_that_is_the_same_in_every_round_is_found_though_each_round_has_as_much_as_declared(
+    banks: Consortium, trained_with: Callable[..., None]
+) -> None:
+    trained_with(randomness=lambda: _SeededRandomness(7))
+    fault = measured(banks)[0].fault
+    assert "the correlation of noise in two rounds is 1" in fault
+    assert "the correlation of noise in two runs is 1" in fault
+    assert "less noise" not in fault
+
+
+def test_noise_that_follows_the_number_of_the_round_is_found_in_another_run(banks: Consortium, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Trainer.train
+
+    def train(self: Trainer, *start: Any, round: int, **where: Any) -> object:
+        self._randomness = _SeededRandomness  # takes the number of the round
+        return honest(self, *start, round=round, **where)
+
+    monkeypatch.setattr(Trainer, "train", train)
+    fault = measured(banks)[0].fault
+    assert "the correlation of noise in two runs is 1" in fault
+    assert "in two rounds" not in fault
+
+
+def test_noise_that_is_missing_from_the_second_round_on_is_found(banks: Consortium, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest_train, honest = privfed.client.train, Trainer.train
+
+    def train(self: Trainer, *start: Any, round: int, **where: Any) -> object:
+        def otherwise(*arguments: Any, mechanism: TrainingMechanism, **options: Any) -> object:
+            silent = replace(mechanism, noise_multiplier=1e-9) if isinstance(mechanism, DpSgd) and round else mechanism
+            return honest_train(*arguments, mechanism=silent, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(privfed.client, "train", otherwise)
+            return honest(self, *start, round=round, **where)
+
+    monkeypatch.setattr(Trainer, "train", train)
+    assert "less noise than declared: the noise on a weight in a second round" in measured(banks)[0].fault
+
+
+def test_records_that_are_used_several_times_or_not_at_all_are_found_though_they_weigh_as_declared_on_average(
+    banks: Consortium, trained_with: Callable[..., None]
+) -> None:
+    def resampled(data: Samples, most: int) -> Samples:
+        # Half of them twice, and the others not at all: what is drawn with replacement is so in part.
+        twice = np.repeat(np.random.default_rng().permutation(len(data))[: len(data) // 2], 2)[:most]
+        return replace(data, features=data.features[twice], labels=data.labels[twice]) if len(twice) else data
+
+    trained_with(samples=resampled)
+    fault = measured(banks)[0].fault
+    assert "some records weigh more than others" in fault
+    assert "records weigh less" not in fault
 
 
 def test_measuring_touches_neither_the_data_nor_the_ledger_of_a_bank(banks: Consortium, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +295,7 @@ def test_a_model_of_several_classes_is_measured(tmp_path: Path) -> None:
         metered = meter_training(banks.clients[0], consortium=banks, model=model)
     assert metered.fault == ""
     assert metered.reading is not None
-    assert len(metered.reading.on_the_model) == 5
+    assert len(metered.reading.on_the_model) == 4 + 1 + 4
 
 
 def test_as_many_canaries_can_prove_more_than_noise_of_one_lets_out(banks: Consortium) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import privfed.consortium as consortium_module
-from privfed.attacks.adversary import ADVERSARIES
+from privfed.attacks.adversary import ADVERSARIES, OTHER_CLIENT
+from privfed.attacks.observation import NotApplicable
 from privfed.audit.canaries import Canaries
 from privfed.audit.findings import Audit, Finding, Measured, Verdict
 from privfed.audit.run import run_audit
@@ -392,9 +393,12 @@ def judged(report: Report, wanted: Callable[[Finding], Verdict]) -> Report:
         outcome = finding.outcome
         if isinstance(outcome, Measured) and not finding.control:
             low, high = ends[wanted(finding)]
-            gain = replace(outcome.gain, mean=(low + high) / 2, low=low, high=high)
+            gain = replace(outcome.gain, mean=(low + high) / 2, low=low, high=high, repeats=10_000)
             findings.append(replace(finding, outcome=replace(outcome, gain=gain, certified=0.0)))
             assert findings[-1].verdict is wanted(finding)
+        elif isinstance(outcome, Measured) and finding.about_records:
+            low, high = ends[Verdict.BETTER]
+            findings.append(replace(finding, outcome=replace(outcome, gain=replace(outcome.gain, low=low, high=high))))
         else:
             findings.append(finding)
     return replace(report, audit=replace(report.audit, findings=tuple(findings)))
@@ -474,6 +478,56 @@ def test_an_audit_that_cannot_tell_says_so(report: Report) -> None:
     labels = judged(report, lambda finding: Verdict.UNDECIDED if finding.attack == SUITE[2].name else Verdict.NO_BETTER)
     assert verdict(labels).tone is Tone.CALM
     assert "Not decided, in 2 batches: number of positive labels." in verdict(labels).text
+
+
+def test_an_audit_of_two_batches_does_not_say_that_no_more_than_nothing_was_gained(report: Report) -> None:
+    assert report.audit is not None
+    silent = [
+        replace(f, outcome=replace(f.outcome, gain=replace(f.outcome.gain, mean=0.0, low=0.0, high=0.0, repeats=2)))
+        if isinstance(f.outcome, Measured) and not f.control
+        else f
+        for f in calm(report).audit.findings  # type: ignore[union-attr]
+    ]
+    told = replace(report, audit=replace(report.audit, findings=tuple(silent)))
+    assert verdict(told).lead == "The audit is too small to tell"
+    highest = max(f.outcome.highest_gain for f in silent if isinstance(f.outcome, Measured) and f.about_records and not f.control)
+    # In two batches an attack is not seen that reads all of 78 % of them: 1 - 0.05^(1/2).
+    assert highest > 0.4
+    assert f"the most that any may have gained is {100 * highest:.0f} points" in verdict(told).text
+    one = next(f for f in silent if f.verdict and not f.control)
+    assert gain_words(one) == "the same as guessing, in too few batches to tell"
+
+
+def test_a_party_as_which_no_attack_reads_records_without_protection_is_not_called_safe(report: Report) -> None:
+    audit = calm(report).audit
+    assert audit is not None
+    assert audit.untested == ()
+    for change in (
+        lambda f: replace(f, outcome=NotApplicable(reason="of the model")) if f.party == OTHER_CLIENT.name and f.about_records else f,
+        lambda f: (
+            replace(f, outcome=replace(f.outcome, gain=replace(f.outcome.gain, low=-0.1), certified=0.0))
+            if f.control and f.party == OTHER_CLIENT.name and f.about_records
+            else f
+        ),
+    ):
+        blunt = replace(audit, findings=tuple(change(finding) for finding in audit.findings))
+        assert blunt.untested == (OTHER_CLIENT.name,)
+        assert blunt.controls_succeed
+        told = replace(report, audit=blunt)
+        assert verdict(told).tone is Tone.CAUTION
+        assert OTHER_CLIENT.name in verdict(told).text
+        assert certainty(told)[0].tone is Tone.CAUTION
+
+
+def test_an_audit_without_any_attack_on_records_says_nothing_about_them(report: Report) -> None:
+    audit = calm(report).audit
+    assert audit is not None
+    blunt = replace(
+        audit, findings=tuple(replace(f, outcome=NotApplicable(reason="of it")) if f.about_records else f for f in audit.findings)
+    )
+    assert any(f.verdict is Verdict.BETTER for f in blunt.controls)
+    assert not blunt.controls_succeed
+    assert verdict(replace(report, audit=blunt)).lead == "The audit says nothing about this model"
 
 
 def test_the_largest_gain_that_is_not_excluded_is_on_the_first_page(report: Report) -> None:

@@ -39,15 +39,18 @@ class DiracReading:
         scores: Each canary's weight, in units of what one record may add in one step.
         noise: Standard deviation of the excluded canaries' weights.
         weight: Mean weight of the included ones.
+        spread: How far their weights lie apart: by noise alone, if no record counts for more than another. None for sampled steps, in which
+            records are taken by chance.
         claimed: Epsilon that the declared mechanism spends at `delta`.
         delta: The privacy parameter.
-        proved: Epsilon that has leaked, at level 1e-3 / 3: by `gaussian_trade_off_epsilon` where every step takes all records, and by
+        proved: Epsilon that has leaked, at level 1e-3 / 4: by `gaussian_trade_off_epsilon` where every step takes all records, and by
             `clopper_pearson_epsilon` for sampled steps, whose trade-off is not Gaussian.
     """
 
     scores: CanaryScores
     noise: Meter
     weight: Meter
+    spread: Meter | None
     claimed: float
     delta: float
     proved: float
@@ -55,7 +58,7 @@ class DiracReading:
     @property
     def faults(self) -> tuple[str, ...]:
         """What is not as declared. A mechanism that is as declared has any with probability 1e-3 at most."""
-        found = [meter.fault for meter in (self.noise, self.weight) if meter.fault is not None]
+        found = [meter.fault for meter in (self.noise, self.weight, self.spread) if meter is not None and meter.fault is not None]
         if self.proved > self.claimed:
             found.append(f"epsilon is at least {self.proved:.2f} at delta {self.delta:g}, and {self.claimed:.2f} was claimed")
         return tuple(found)
@@ -147,7 +150,7 @@ class DiracRows:
         noise = mechanism.noise_multiplier * steps**0.5
         sampling = (steps * rate * (1 - rate)) ** 0.5
         kinds = CanaryScores(included=weights[included], excluded=weights[~included])
-        each = FAMILY_LEVEL / 3
+        each = FAMILY_LEVEL / 4
         bound = gaussian_trade_off_epsilon if rate == 1 else clopper_pearson_epsilon
         return DiracReading(
             scores=kinds,
@@ -159,10 +162,18 @@ class DiracRows:
                 deviation=((noise**2 + sampling**2) / len(kinds.included)) ** 0.5,
                 significance=each,
             ),
+            spread=_spread(kinds.included, declared=noise, significance=each) if rate == 1 else None,
             claimed=epsilon([mechanism.event()], delta=delta),
             delta=delta,
             proved=bound(kinds, delta=delta, significance=each),
         )
+
+
+def _spread(weights: NDArray[np.float64], *, declared: float, significance: float) -> Meter:
+    meter = noise_meter(
+        weights - weights.mean(), what="the spread of the records' weights", declared=declared, significance=significance, centred=True
+    )
+    return replace(meter, more="some records weigh more than others: they are used several times, or clipped less")
 
 
 def check_plain(declared: DpSgd) -> None:

@@ -39,7 +39,7 @@ class Meter:
         return f"{meaning}: {self.what} is {self.measured:.4g} (at least {self.low:.4g}, at most {self.high:.4g}), not {self.declared:.4g}"
 
 
-def noise_meter(noise: NDArray[np.float64], *, what: str, declared: float, significance: float) -> Meter:
+def noise_meter(noise: NDArray[np.float64], *, what: str, declared: float, significance: float, centred: bool = False) -> Meter:
     """Standard deviation of coordinates that are noise of mean 0 alone, with a chi-square interval.
 
     Args:
@@ -47,8 +47,9 @@ def noise_meter(noise: NDArray[np.float64], *, what: str, declared: float, signi
         what: What they are.
         declared: Their declared standard deviation, above 0.
         significance: Probability of a fault if all is as declared; half of it on each side.
+        centred: Whether their own mean was taken off, of at least two coordinates.
     """
-    count, squares = len(noise), float(np.sum(noise**2))
+    count, squares = len(noise) - centred, float(np.sum(noise**2))
     low, high = (math.sqrt(squares / float(chi2.ppf(share, count))) for share in (1 - significance / 2, significance / 2))
     return Meter(
         what=what,

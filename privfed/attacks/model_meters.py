@@ -139,6 +139,30 @@ class CopiesTraining:
             significance=FAMILY_LEVEL,
         )
 
+    def read_parts(self, update: PlainVector) -> tuple[Meter, ...]:
+        """The same for each tensor alone, along its own part of the clipped gradient. Any fault has a probability of 1e-3 at most.
+
+        A layer that is clipped for itself shows here, also where nearly all of the gradient is in another one.
+
+        Raises:
+            ValueError: If the update is not one of `module`.
+        """
+        mechanism, gradient = self.mechanism, self._longest[2].double().numpy()
+        layout, expected = update.layout, mechanism.steps * mechanism.sample_rate * self.copies
+        moved = layout.unflatten(PlainVector(layout=layout, values=-_in_records(update, mechanism, self.module)))
+        parts = layout.unflatten(PlainVector(layout=layout, values=gradient / np.linalg.norm(gradient)))
+        lengths = {name: float(np.linalg.norm(part)) for name, part in parts.items() if part.any()}
+        return tuple(
+            weight_meter(
+                float(np.sum(moved[name] * parts[name])) / length,
+                what=f"the weight of {self.copies} copies of a record on {name}",
+                declared=expected * length,
+                deviation=math.sqrt(mechanism.steps * mechanism.noise_multiplier**2 + length**2 * expected * (1 - mechanism.sample_rate)),
+                significance=FAMILY_LEVEL / len(lengths),
+            )
+            for name, length in lengths.items()
+        )
+
     @cached_property
     def _longest(self) -> tuple[NDArray[np.float64], int, torch.Tensor]:
         """Of made-up records, the one with the longest gradient, its label, and this gradient by torch alone."""

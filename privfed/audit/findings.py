@@ -17,6 +17,7 @@ from privfed.audit.poisoned import Poisoned
 from privfed.audit.suite import Baseline
 
 _FALSE_ALARM = 1e-3
+_UNSEEN = 0.05  # with this probability, what happens in so large a share of batches happens in none of them
 
 
 class Verdict(Enum):
@@ -75,11 +76,25 @@ class Measured:
         return (1 - self.baseline) / (2 * self.rows)
 
     @property
+    def highest_gain(self) -> float:
+        """Largest mean gain that the batches do not rule out, from 0 to 1 - baseline.
+
+        The interval of the gain knows of the spread that it saw. An attack that says nothing in most batches, and reads all of some,
+        shows none if it was seen in the wrong ones: so it may read all of 1 - 0.05^(1/n) of the batches, if n showed none of it.
+        """
+        rarely = 1 - _UNSEEN ** (1 / self.gain.repeats)
+        return min(1 - self.baseline, max(self.gain.high, rarely * (1 - self.baseline)))
+
+    @property
     def verdict(self) -> Verdict:
-        """Better than guessing if something was certified or the interval of the gain is above zero, no better if it excludes `telling`."""
+        """Better than guessing if something was certified or the interval of the gain is above zero, no better if `telling` is excluded.
+
+        Where all batches gave the same, the interval has no width: `telling` is excluded by so many that none would be the second one.
+        """
         if self.certified or self.gain.low > 0:
             return Verdict.BETTER
-        if self.gain.high > self.telling:
+        gain = self.gain
+        if gain.high > self.telling or (gain.low == gain.high and 0.5**gain.repeats > (1 - gain.level) / 2):
             return Verdict.UNDECIDED
         return Verdict.WORSE if self.gain.high < 0 else Verdict.NO_BETTER
 
@@ -257,9 +272,17 @@ class Audit:
 
     @property
     def controls_succeed(self) -> bool:
-        """Whether some attack got most of what guessing leaves open in a control: without it the audit says nothing."""
+        """Whether some attack on records got most of what guessing leaves open in a control: without it the audit says nothing."""
         best = self.best_control
-        return best is not None and isinstance(best.outcome, Measured) and best.outcome.advantage > 0.5
+        return best is not None and best.about_records and isinstance(best.outcome, Measured) and best.outcome.advantage > 0.5
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """Parties that see numbers, and as which no attack on records read any where nothing hides them: that it fails says nothing."""
+        seeing = dict.fromkeys(finding.party for finding in self.audited if finding.bytes_seen is None)
+        able = {finding.party for finding in self.controls if finding.reads_records}
+        tried = {finding.party for finding in self.audited if finding.about_records}
+        return tuple(party for party in seeing if party not in able & tried)
 
     def of(self, party: str) -> tuple[Finding, ...]:
         """Findings about one party under the consortium's own protection."""

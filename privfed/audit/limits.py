@@ -35,8 +35,9 @@ class Limits:
 
     Args:
         max_cells_read: Largest advantage over guessing (0 no better, 1 everything) that an attack on records may have, seen from any
-            party, at the upper end of its interval. From 0, below 1. Not kept either if something was certified that guessing does not
-            give, or records were picked out of candidates more often than the declared noise allows.
+            party, at the upper end of its interval and no less than so few batches can rule out. From 0, below 1. Not kept either if
+            something was certified that guessing does not give, records were picked out of candidates more often than the declared noise
+            allows, or no attack reads records as some party where nothing protects them.
         max_epsilon: Most that any client may have spent. Above 0.
         require_as_declared: Whether every client must have been measured to train as it declares, with noise; no key may lie at the
             server, and no opening give one away.
@@ -114,6 +115,8 @@ def _read_too_much(audit: Audit, most: float) -> str:
         if not about:
             faults.append(f"not measured as {party}: no attack on records applied")
             continue
+        if party in audit.untested and not any(finding.reads_records for finding in about):
+            faults.append(f"not measured as {party}: no attack on records reads any there even where nothing protects them")
         worst = max(about, key=_upper)
         if not _upper(worst) <= most:
             faults.append(_words(worst))
@@ -126,7 +129,7 @@ def _upper(finding: Finding) -> float:
     outcome = finding.outcome
     if not isinstance(outcome, Measured) or outcome.baseline >= 1 or outcome.certified:
         return 1.0
-    return min(1.0, outcome.gain.high / (1 - outcome.baseline))
+    return outcome.highest_gain / (1 - outcome.baseline)
 
 
 def _words(finding: Finding) -> str:
@@ -136,8 +139,8 @@ def _words(finding: Finding) -> str:
     if outcome.certified:
         return f"{who}: {finding.sentence()}"
     return (
-        f"{who}: an advantage of {outcome.advantage:.2f}, and up to {_upper(finding):.2f} by its interval over "
-        f"{outcome.score.repeats} batches"
+        f"{who}: an advantage of {outcome.advantage:.2f}, and up to {_upper(finding):.2f} by what "
+        f"{outcome.score.repeats} batches can rule out"
     )
 
 

@@ -7,7 +7,7 @@ consortium has clients, and the auditor plays all but one.
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,16 +41,30 @@ def lone_update(
     loss: PerSampleLoss,
     _randomness: Callable[[str, int], Randomness] | None = None,
 ) -> PlainVector:
-    """Holds a round in which the others send zeros, and takes from what was opened the part of one client.
+    """The update of the first of `lone_updates`, which says what the arguments are."""
+    return lone_updates(client, module, consortium=consortium, loss=loss, rounds=1, _randomness=_randomness)[0]
+
+
+def lone_updates(
+    client: Client,
+    module: nn.Module,
+    *,
+    consortium: Consortium,
+    loss: PerSampleLoss,
+    rounds: int,
+    _randomness: Callable[[str, int], Randomness] | None = None,
+) -> tuple[PlainVector, ...]:
+    """Holds rounds in which the others send zeros, and takes from what was opened in each the part of one client.
 
     Args:
         client: As it trains in the round: with its data for it, its mechanism, and the ledger that is charged.
         module: Architecture, and the weights before the round.
         consortium: Whose number of clients, policy, encryption profile and mode to take. Its keys and clients are not touched.
         loss: Loss per record.
+        rounds: Number of rounds, one after the other, at least 1.
 
     Returns:
-        The update, on the grid of the encryption.
+        The update of each round, on the grid of the encryption.
 
     Raises:
         PrivFedError: If the client or the model is refused, or the round cannot be held.
@@ -72,13 +86,20 @@ def lone_update(
         tempfile.TemporaryDirectory(prefix="privfed-audit-", dir=_MEMORY if small else None) as folder,
         Simulation(rehearsal, module, directory=Path(folder) if rehearsal.encrypted else None, _randomness=_randomness) as simulation,
     ):
-        history = simulation.run(rounds=1)
-    coefficients = history.rounds[0].record.coefficients
-    opened = (history.model.values - history.initial.values) * (sum(coefficients.values()) / coefficients[client.name])
+        models: list[PlainVector] = []
+        history = simulation.run(rounds=rounds, progress=lambda _: models.append(simulation.model_values))
     # A client that pre-scales rounds its share of the update, so that the grid of the update is as much coarser.
     share = simulation.agreement.weighting.share(client.name) if rehearsal.encrypted else None
     step = params.step / float(share or 1)
-    return PlainVector(layout=history.initial.layout, values=np.rint(opened / step) * step)
+
+    def part(before: PlainVector, after: PlainVector, coefficients: Mapping[str, int]) -> PlainVector:
+        opened = (after.values - before.values) * (sum(coefficients.values()) / coefficients[client.name])
+        return PlainVector(layout=before.layout, values=np.rint(opened / step) * step)
+
+    return tuple(
+        part(before, after, summary.record.coefficients)
+        for before, after, summary in zip((history.initial, *models), models, history.rounds, strict=False)
+    )
 
 
 def _bound(client: Client) -> float:

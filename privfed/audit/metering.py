@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from privfed.attacks.dirac_rows import DiracReading, DiracRows
-from privfed.attacks.meters import Meter
+from privfed.attacks.dirac_rows import FAMILY_LEVEL, DiracReading, DiracRows
+from privfed.attacks.meters import Meter, correlation_meter
 from privfed.attacks.model_meters import CopiesTraining, SilentTraining
 from privfed.attacks.observation import linear_layers
-from privfed.audit.lone_client import lone_update
+from privfed.audit.lone_client import lone_update, lone_updates
 from privfed.client import Client
 from privfed.consortium import Consortium
 from privfed.data.samples import Samples
@@ -41,12 +41,14 @@ class TrainingReading:
 
     Args:
         noise: Standard deviation of the noise on a weight, in units of what one record may add.
-        weight: How much a record weighs that is far longer than the clipping norm, in the same unit.
+        weight: How much a record weighs that is far longer than the clipping norm, in a step that takes every record, in the same unit.
         on_the_model: Meters of noise and clipping on the layers of the model itself.
         claimed: Epsilon at `delta` of a single step that takes every record, under the declared noise: what membership scores can be told
             apart by at most.
         proved: Epsilon that scores of canaries, of which a coin decided whether they took part in such a step, prove to have leaked.
         delta: The privacy parameter.
+        further: Meters of the weight in sampled steps, of how far records' weights lie apart, of the noise in a second round, and of
+            whether noise is the same in two rounds, or in two runs.
     """
 
     noise: Meter
@@ -55,11 +57,17 @@ class TrainingReading:
     claimed: float
     proved: float
     delta: float
+    further: tuple[Meter, ...] = ()
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """All of them."""
+        return (self.noise, self.weight, *self.further, *self.on_the_model)
 
     @property
     def meter_fault(self) -> str:
         """What is not as declared, in words; empty if every interval contains what is declared."""
-        return "; ".join(meter.fault for meter in (self.noise, self.weight, *self.on_the_model) if meter.fault is not None)
+        return "; ".join(meter.fault for meter in self.meters if meter.fault is not None)
 
     @property
     def leak(self) -> str:
@@ -112,7 +120,7 @@ class MeteredTraining:
             if reading is None
             else [
                 {"what": meter.what, "measured": meter.measured, "low": meter.low, "high": meter.high, "declared": meter.declared}
-                for meter in (reading.noise, reading.weight, *reading.on_the_model)
+                for meter in reading.meters
             ],
         }
 
@@ -121,7 +129,8 @@ def meter_training(client: Client, *, consortium: Consortium, model: nn.Module) 
     """Measures the noise and the clipping of a client's training, and what canaries prove to have leaked in a round of it.
 
     What is not as declared must show twice, in trainings of their own, to be a fault: a client that trains as it declares has one with
-    a probability of 1e-4 at most, and one whose noise, or bound on a record, is off by half is found with one of nearly 1.
+    a probability of 1e-4 at most, and one whose noise, or bound on a record, is off by half is found with one of nearly 1. So is one whose
+    noise is the same in two rounds, or in two runs, which a difference takes off. What begins after the second round does not show.
 
     Args:
         client: Whose training. Neither its data nor its ledger is touched.
@@ -161,15 +170,44 @@ def _read(client: Client, declared: DpSgd, *, consortium: Consortium, model: nn.
             trial = _Trial(client=replace(client, ledger=ledger), consortium=consortium)
             seen = _canaries(trial, declared, delta=delta)
             # Sampling hides most of what a canary's score tells. A step that takes all is the sharpest test of membership.
-            whole = _canaries(trial, replace(declared, sample_rate=1.0, steps=1, max_records=declared.record_limit), delta=delta)
+            whole, further = _whole_steps(trial, declared, delta=delta)
             on_the_model = _on_the_model(trial, declared, model=model)
     return TrainingReading(
-        noise=seen.noise, weight=seen.weight, on_the_model=on_the_model, claimed=whole.claimed, proved=whole.proved, delta=delta
+        noise=seen.noise,
+        weight=whole.weight,
+        on_the_model=on_the_model,
+        claimed=whole.claimed,
+        proved=whole.proved,
+        delta=delta,
+        further=(seen.weight, *further),
     )
 
 
+def _draw(declared: DpSgd) -> DiracRows:
+    return DiracRows.draw(declared, count=min(_CANARIES, declared.record_limit), rng=np.random.default_rng())
+
+
+def _whole_steps(trial: "_Trial", declared: DpSgd, *, delta: float) -> tuple[DiracReading, tuple[Meter, ...]]:
+    """A step that takes every record, in two rounds of a run and in one of another; and what the rounds have in common."""
+    canaries = _draw(replace(declared, sample_rate=1.0, steps=1, max_records=declared.record_limit))
+    first, second = trial.updates(canaries.module, canaries.samples, canaries.mechanism, rounds=2)
+    again = trial.update(canaries.module, canaries.samples, canaries.mechanism, loss=binary_cross_entropy)
+    reading, later = (canaries.read(update, delta=delta) for update in (first, second))
+    shared = (
+        correlation_meter(
+            first.values[~canaries.included],
+            other.values[~canaries.included],
+            what=f"the correlation of noise in {what}",
+            significance=FAMILY_LEVEL,
+        )
+        for what, other in (("two rounds", second), ("two runs", again))
+    )
+    spread = () if reading.spread is None else (reading.spread,)
+    return reading, (*spread, reading.noise, replace(later.noise, what="the noise on a weight in a second round"), *shared)
+
+
 def _canaries(trial: "_Trial", declared: DpSgd, *, delta: float) -> DiracReading:
-    canaries = DiracRows.draw(declared, count=min(_CANARIES, declared.record_limit), rng=np.random.default_rng())
+    canaries = _draw(declared)
     return canaries.read(trial.update(canaries.module, canaries.samples, canaries.mechanism, loss=binary_cross_entropy), delta=delta)
 
 
@@ -185,7 +223,8 @@ def _on_the_model(trial: "_Trial", declared: DpSgd, *, model: nn.Module) -> tupl
         same = CopiesTraining(module=model, inputs=inputs, loss=loss, classes=classes, declared=declared, copies=copies)
     except ValueError:
         return noise  # no record's gradient is clipped in this model: the clipping was measured by the canaries alone
-    return (*noise, same.read(trial.update(model, same.samples, same.mechanism, loss=loss, compiled=trial.client.compiled)))
+    update = trial.update(model, same.samples, same.mechanism, loss=loss, compiled=trial.client.compiled)
+    return (*noise, same.read(update), *same.read_parts(update))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +238,13 @@ class _Trial:
         self, module: nn.Module, samples: Samples, mechanism: DpSgd, *, loss: PerSampleLoss, compiled: CompiledSum | None = None
     ) -> PlainVector:
         """What one round of training gives, as it is opened when nobody else sends anything."""
+        return lone_update(self._client(samples, mechanism, compiled), module, consortium=self.consortium, loss=loss)
+
+    def updates(self, module: nn.Module, samples: Samples, mechanism: DpSgd, *, rounds: int) -> tuple[PlainVector, ...]:
+        """The same of several rounds, one after the other, with binary cross-entropy."""
+        canary = self._client(samples, mechanism, None)
+        return lone_updates(canary, module, consortium=self.consortium, loss=binary_cross_entropy, rounds=rounds)
+
+    def _client(self, samples: Samples, mechanism: DpSgd, compiled: CompiledSum | None) -> Client:
         # Compression comes after the noise, and would be measured in its place.
-        canary = replace(self.client, data=samples, training=mechanism, compiled=compiled, compressor=None)
-        return lone_update(canary, module, consortium=self.consortium, loss=loss)
+        return replace(self.client, data=samples, training=mechanism, compiled=compiled, compressor=None)

@@ -1,5 +1,6 @@
 """Canary rounds: real rounds, through the engine and its wire bytes, in which the clients' data are canaries."""
 
+import math
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -39,36 +40,40 @@ class Setting:
     Args:
         training: How each client trains.
         encrypted: Whether updates travel encrypted, in the consortium's trust mode.
+        steps: Of how many steps with the noise that is declared the noise of the one step stands for; 1 if it is that of one.
     """
 
     training: TrainingMechanism
     encrypted: bool
+    steps: int = 1
 
     @property
     def protection(self) -> str:
         """What protects, in words."""
-        noise = (
-            f"DP-SGD with noise multiplier {self.training.noise_multiplier:.3g}"
-            if isinstance(self.training, DpSgd)
-            else "no differential privacy"
-        )
+        noise = "no differential privacy"
+        if isinstance(self.training, DpSgd):
+            noise = f"DP-SGD with noise multiplier {self.training.noise_multiplier:.3g}"
+            noise += f" (what {self.steps} steps of a round leave of it)" if self.steps > 1 else ""
         return f"{'encrypted' if self.encrypted else 'no encryption'}, {noise}"
 
 
 def audited_setting(consortium: Consortium, *, rows: int) -> Setting:
     """The consortium's own protection, in the case that is worst for a client: one step that visits all its rows.
 
-    Noise, clipping and the step of a single record are those of the client that adds the least noise. A batch of more records than
-    `smallest_batch`, or a sample that leaves rows out, can only hide more; and where clipping adapts, a step's sum and count together say
+    Noise, clipping and the step of a single record are those of the client whose rounds hide a record least. A batch of more records than
+    `smallest_batch`, or a sample that leaves rows out, can only hide more. Over T steps with sample rate q a record adds up q T times and
+    the noise sqrt(T) times, so that where q sqrt(T) is above 1, a round says that much more of a record than a step: the noise is divided
+    by it. And where clipping adapts, a step's sum and count together say
     as much as the sum of a step with a fixed norm.
     """
-    weakest = min((client.training for client in consortium.clients), key=_noise)
+    weakest = min((client.training for client in consortium.clients), key=lambda one: _noise(one) / _visits(one))
     training: TrainingMechanism
     if isinstance(weakest, DpSgd):
         # The learning rate over the batch size stays what it is, and with it how far a record, or the noise, moves a weight.
         rate = weakest.learning_rate * rows / weakest.expected_batch_size
         training = replace(
             weakest,
+            noise_multiplier=weakest.noise_multiplier / _visits(weakest),
             sample_rate=1.0,
             steps=1,
             expected_batch_size=rows,
@@ -81,7 +86,7 @@ def audited_setting(consortium: Consortium, *, rows: int) -> Setting:
         )
     else:
         training = replace(weakest, steps=1, batch_size=rows)
-    return Setting(training=training, encrypted=consortium.encrypted)
+    return Setting(training=training, encrypted=consortium.encrypted, steps=weakest.steps if _visits(weakest) > 1 else 1)
 
 
 def smallest_batch(consortium: Consortium) -> int:
@@ -98,6 +103,11 @@ def control_setting(params: CkksParams, *, rows: int, encrypted: bool) -> Settin
 
 def _noise(training: TrainingMechanism) -> float:
     return training.noise_multiplier if isinstance(training, DpSgd) else 0.0
+
+
+def _visits(training: TrainingMechanism) -> float:
+    """How much more a round says of a record than one step that takes it; at least 1."""
+    return max(1.0, training.sample_rate * math.sqrt(training.steps)) if isinstance(training, DpSgd) else 1.0
 
 
 def facts(setting: Setting, model: nn.Module, *, loss: PerSampleLoss, canaries: Canaries) -> RoundFacts:

@@ -63,7 +63,8 @@ def run_audit(
     privacy, in which the same attacks must succeed: the planted positive. Parties that see ciphertexts alone get the key there. The
     consortium's data, keys and ledgers are not touched, and no privacy is spent.
 
-    The rounds are a bad case for a client: as few clients as the policy allows, a few rows each, a single step that visits all of them.
+    The rounds are a bad case for a client: as few clients as the policy allows, a few rows each, a single step that visits all of them,
+    with as little noise as all steps of a round leave. Each is attacked alone: of several rounds that a record is in, more can be read.
     The attacks are those of `attacks`: that they fail bounds nothing. What bounds any attack is the epsilon of the ledger, if each client
     trains as it declares: that is measured as well, with canaries in every client's own training (`meter_training`). What a client that
     lies could make of a round is rehearsed under the consortium's rule and policy (`rehearse_poisoning`).

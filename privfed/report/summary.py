@@ -141,6 +141,12 @@ def _audited(audit: Audit) -> Point:
     if not audit.controls_succeed:
         text = "Its attacks fail even where nothing protects the records, so that it proves nothing that they fail under protection."
         return Point(tone=Tone.CAUTION, lead="The audit says nothing about this model", text=text)
+    if audit.untested:
+        text = (
+            f"Seen from {listed(audit.untested)}, no attack on records applied, or none is shown to read any even where nothing protects "
+            "them: it proves nothing that none does under protection."
+        )
+        return Point(tone=Tone.CAUTION, lead="The audit does not say what every party can read", text=text)
     undecided = [finding for finding in audit.audited if finding.verdict is Verdict.UNDECIDED and not finding.picks]
     if any(finding.about_records for finding in undecided):
         text = (
@@ -164,7 +170,7 @@ def _audited(audit: Audit) -> Point:
 
 def _excluded(audit: Audit) -> str:
     """The largest gain of an attack on records that the audit does not rule out."""
-    highest = [finding.outcome.gain.high for finding in audit.audited if finding.about_records and isinstance(finding.outcome, Measured)]
+    highest = [finding.outcome.highest_gain for finding in audit.audited if finding.about_records and isinstance(finding.outcome, Measured)]
     return f"the most that any may have gained is {_points(max((0.0, *highest)))} (95% confidence)"
 
 
@@ -206,7 +212,7 @@ def _attacks(report: Report) -> Point:
     weakest = weakest_point(exposed(report))
     finding = weakest.finding
     text = f"Seen from the weakest point, on {audit.repeats} batches of made-up records: {finding.sentence() if finding else 'none'}"
-    gains = [found.outcome.gain.high for found in audit.of(weakest.party) if found.about_records and isinstance(found.outcome, Measured)]
+    gains = [found.outcome.highest_gain for found in audit.of(weakest.party) if found.about_records and isinstance(found.outcome, Measured)]
     if gains and finding is not None and finding.verdict is not Verdict.BETTER:
         text += f"; a gain of at most {_points(max(0.0, *gains))} (95% confidence)"
     best = weakest.control or audit.best_control
@@ -218,7 +224,7 @@ def _worst(audit: Audit) -> Tone:
     if any(finding.reads_records for finding in audit.audited):
         return Tone.DANGER
     open_question = any(finding.about_records and finding.verdict is Verdict.UNDECIDED for finding in audit.audited)
-    return Tone.CAUTION if open_question or audit.better_than_guessing else Tone.CALM
+    return Tone.CAUTION if open_question or audit.untested or audit.better_than_guessing else Tone.CALM
 
 
 def _promise(report: Report) -> Point:

@@ -72,7 +72,7 @@ def gain_words(finding: Finding) -> str:
         allowed = "no promise to break" if outcome.bound == 1 else "no more than the declared noise allows"
         return "MORE than the declared noise allows" if outcome.breaks_bound else allowed
     if outcome.gain.low == outcome.gain.high == 0:
-        return "the same as guessing"
+        return "the same as guessing" + (", in too few batches to tell" if outcome.verdict is Verdict.UNDECIDED else "")
     if outcome.certified and outcome.gain.low <= 0:
         return f"{outcome.verdict.value} (it certified records)"
     low, high = (100 * min(1 - outcome.baseline, max(-outcome.baseline, end)) for end in (outcome.gain.low, outcome.gain.high))

@@ -15,6 +15,7 @@ from privfed.training.loss import binary_cross_entropy, cross_entropy
 from privfed.training.mechanism import DpSgd
 from privfed.training.model import mlp, values_of
 from privfed.training.randomness import _SeededRandomness
+from privfed.update import PlainVector
 
 DECLARED = DpSgd(
     noise_multiplier=1.5, max_grad_norm=0.5, sample_rate=0.5, expected_batch_size=100, steps=4, learning_rate=0.1, max_records=200
@@ -89,6 +90,37 @@ def test_clipping_each_layer_for_itself_is_found(monkeypatch: pytest.MonkeyPatch
     assert run(probe, probe.mechanism).fault is None
     monkeypatch.setattr(dpsgd._HookedGradients, "sum", per_layer)
     assert run(probe, probe.mechanism).fault.startswith("records weigh more")
+
+
+def test_clipping_each_layer_for_itself_is_found_where_nearly_all_of_the_gradient_is_in_one() -> None:
+    probe = copies("relu", module=nn.Linear(36, 1))
+    mechanism, gradient, rng = probe.mechanism, probe._longest[2].double().numpy(), np.random.default_rng(0)
+    parts = np.split(gradient, [36])
+    assert np.linalg.norm(parts[1]) < 0.02 * np.linalg.norm(gradient)
+    noise = mechanism.noise_multiplier * mechanism.max_grad_norm * np.sqrt(mechanism.steps) * rng.normal(size=37)
+
+    def moved(record: NDArray[np.float64]) -> PlainVector:
+        total = mechanism.steps * 100 * record + noise
+        return PlainVector(layout=probe_layout, values=-total * mechanism.learning_rate / mechanism.expected_batch_size)
+
+    probe_layout = values_of(probe.module).layout
+    whole = moved(mechanism.max_grad_norm * gradient / np.linalg.norm(gradient))
+    each = moved(np.concatenate([mechanism.max_grad_norm * part / max(mechanism.max_grad_norm, np.linalg.norm(part)) for part in parts]))
+    assert all(meter.fault is None for meter in (probe.read(whole), *probe.read_parts(whole)))
+    assert probe.read(each).fault is None
+    assert [meter.fault is None for meter in probe.read_parts(each)] == [True, False]
+
+
+@every_path
+def test_the_weight_on_each_layer_is_as_declared_in_right_training(path: str) -> None:
+    probe, faulty = copies(path), 0
+    for seed in range(10):
+        source = _SeededRandomness(seed)
+        trained = train(probe.module, values_of(probe.module), probe.samples, mechanism=probe.mechanism, loss=probe.loss, randomness=source)
+        meters = probe.read_parts(trained.update_values)
+        assert len(meters) == len(trained.update_values.layout.names)
+        faulty += any(meter.fault is not None for meter in meters)
+    assert faulty <= 1
 
 
 @every_path
