@@ -50,7 +50,7 @@ class OpeningPolicy:
         positive = [coefficient for coefficient in coefficients.values() if coefficient > 0]
         if len(positive) < self.min_clients:
             raise OpeningRefusedError(
-                f"clients with a positive coefficient are {len(positive)}, and the policy demands {self.min_clients} (OpeningPolicy.min_clients); "
+                f"clients with a positive coefficient are {len(positive)}, and the policy demands {self.min_clients} (min_clients); "
                 "nothing was opened"
             )
         if max(positive) / sum(positive) > self.max_share:
