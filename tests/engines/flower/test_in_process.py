@@ -36,6 +36,10 @@ class Stoppable:
     def __init__(self, node: Answering) -> None:
         self._node = node
 
+    @property
+    def most_bytes(self) -> int:
+        return self._node.most_bytes
+
     def answer(self, request: bytes) -> bytes:
         if request == b"stop":
             raise NodeStoppedError
