@@ -1,5 +1,7 @@
 """What Flower needs in the folder of each party, and what is wrong with it."""
 
+import os
+import shutil
 import ssl
 import urllib.error
 import urllib.request
@@ -98,6 +100,8 @@ def _server_problems(place: Path, deployment: Deployment) -> list[str]:
     path = place / "nginx.conf"
     if not path.is_file() or path.read_text() != scripts.proxy_configuration(port=deployment.port):
         found.append("nginx.conf is not what was written; make sure that it passes on /v1/fleet/ alone, and bodies of 8 MB")
+    if shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:{scripts.NGINX_FOLDERS}") is None:
+        found.append(f"nginx is neither on the PATH nor in {scripts.NGINX_FOLDERS}, so no bank gets in; install it, version 1.22 or later")
     return found
 
 

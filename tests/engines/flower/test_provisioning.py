@@ -1,6 +1,7 @@
 """What a Flower deployment's folders hold, and what is said when something in them is wrong."""
 
 import datetime
+import os
 import re
 import shutil
 import ssl
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from privfed import __version__
-from privfed.engines.flower import certificates, control, provisioning
+from privfed.engines.flower import certificates, control, provisioning, scripts
 from privfed.engines.flower.provisioning import write
 
 PARTIES = ("bank_a", "bank_b", "key_holder")
@@ -35,6 +36,18 @@ def deployment() -> Any:
 def server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """What answers at the port is told apart with a real proxy, elsewhere."""
     monkeypatch.setattr(provisioning, "_port_problems", lambda *_, **__: [])
+
+
+@pytest.fixture(autouse=True)
+def nginx_is_there(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_nginx(tmp_path_factory.mktemp("bin"), monkeypatch)
+
+
+def put_nginx(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of this name on the path."""
+    (folder / "nginx").write_text("#!/bin/sh\n")
+    (folder / "nginx").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
 def problems(folder: Path, deployment: Any) -> list[str]:
@@ -179,6 +192,15 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
 def test_what_is_wrong_is_said(party: str, spoil: Callable[[Path], object], expected: str, folder: Path, deployment: Any) -> None:
     spoil(folder / party / "flower")
     assert any(expected in problem for problem in problems(folder / party, deployment))
+
+
+def test_a_server_s_host_without_nginx_is_found_and_a_bank_needs_none(folder: Path, deployment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts, "NGINX_FOLDERS", "/nowhere")
+    assert problems(folder / "server", deployment) == []
+    monkeypatch.setenv("PATH", "/nowhere")
+    (problem,) = problems(folder / "server", deployment)
+    assert problem.startswith("nginx is neither on the PATH nor in /nowhere, so no bank gets in; install it")
+    assert problems(folder / "bank_a", deployment) == []
 
 
 def test_a_folder_without_flowers_part_is_said_to_be_one(tmp_path: Path, deployment: Any) -> None:
