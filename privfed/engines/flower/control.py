@@ -140,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run(known.app, rounds=known.rounds, time_outs=dict(known.time_out))
     except ControlError as error:
         sys.exit(f"privfed: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"privfed: stopped waiting; a run that was started goes on; see flwr list {CONNECTION}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The operator's command over FLARE: it fails loudly, and says why, also where FLARE says that a job completed."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("nvflare", reason="needs nvflare: pip install 'privfed[flare]'")
@@ -340,3 +342,27 @@ def test_the_operators_script_passes_the_exit_code_on(operator: Path, tmp_path: 
     python.chmod(0o700)
     done = subprocess.run([operator / "submit.sh"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "-m privfed.engines.flare.submit .\n")
+
+
+def test_without_a_server_the_command_says_so_in_one_line_and_an_interrupted_one_ends(operator: Path) -> None:
+    """In a process of its own: FLARE logs, and leaves threads that keep it alive."""
+    program = "from privfed.engines.flare import submit; submit._CONNECT_SECONDS = {}; submit.main()"
+    command = [sys.executable, "-c", program.format(2.0), str(operator)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
+    assert done.stderr.startswith("privfed: there is no session with the server at ")
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "privfed.engines.flare.submit", str(operator)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(psutil.Process(waiting.pid).threads()) < 5:  # until FLARE tries to connect, with threads of its own
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(1)
+        waiting.send_signal(signal.SIGINT)
+        out, err = waiting.communicate(timeout=30)
+    finally:
+        waiting.kill()
+    assert (waiting.returncode, out, err.count("\n")) == (1, "", 1), err
+    assert err.startswith("privfed: stopped waiting; if the job was submitted, it goes on")
