@@ -90,7 +90,9 @@ def test_programs_that_are_there_are_no_reason_to_stop(tmp_path: Path, bare: Pat
     assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")
 
 
-def test_the_proxy_is_not_started_as_root_whose_nginx_could_take_no_update_and_is_started_as_another_user(tmp_path: Path, bare: Path) -> None:
+def test_the_proxy_is_not_started_as_root_whose_nginx_could_take_no_update_and_is_started_as_another_user(
+    tmp_path: Path, bare: Path
+) -> None:
     script = tmp_path / "start-proxy.sh"
     script.write_text(scripts.START_PROXY.replace("/usr/sbin:/usr/local/sbin", "/nowhere"))
     (tmp_path / "flower.env").write_text(scripts.server_environment())

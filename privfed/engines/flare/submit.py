@@ -64,9 +64,11 @@ def submit(folder: Path, *, job: Path | None = None, seconds: float = 0.0) -> En
     if not (folder / KIT / "startup").is_dir():
         raise DeploymentError(f"{folder} holds no {KIT}/startup; nothing was submitted; name the operator's folder")
     where = f"{deployment.host}:{deployment.port}"
-    with _failing(f"there is no session with the server at {where}", "nothing was submitted; start it, or let the firewall pass this port"):
-        with redirect_stdout(io.StringIO()):  # FLARE says there that it connects
-            session: Any = new_secure_session(operator_name(deployment), str(folder / KIT), timeout=_CONNECT_SECONDS)
+    with (
+        _failing(f"there is no session with the server at {where}", "nothing was submitted; start it, or let the firewall pass this port"),
+        redirect_stdout(io.StringIO()),  # FLARE says there that it connects
+    ):
+        session: Any = new_secure_session(operator_name(deployment), str(folder / KIT), timeout=_CONNECT_SECONDS)
     said: list[str] = []
     try:
         with _failing("the server did not take the job", "nothing was started; see its output"):

@@ -73,4 +73,7 @@ def test_a_command_that_is_interrupted_says_in_one_line_that_the_run_goes_on(tmp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(control, "run", interrupted)
-    assert reason("run", str(tmp_path), "--rounds", "1") == "privfed: stopped waiting; a run that was started goes on; see flwr list consortium"
+    assert (
+        reason("run", str(tmp_path), "--rounds", "1")
+        == "privfed: stopped waiting; a run that was started goes on; see flwr list consortium"
+    )

@@ -184,6 +184,11 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda place: (place / "consortium-app/consortium_app/server.py").write_text("import os\n"),
         "consortium-app is not the app",
     ),
+    "another Python": (
+        "bank_a",
+        lambda place: (place / "flower.env").write_text((place / "flower.env").read_text() + "PYTHONPATH=/elsewhere\n"),
+        "flower.env sets PYTHONPATH",
+    ),
     "no environment": ("bank_a", _remove("flower.env"), "flower.env lacks FLWR_TELEMETRY_ENABLED=0"),
 }
 
@@ -194,7 +199,9 @@ def test_what_is_wrong_is_said(party: str, spoil: Callable[[Path], object], expe
     assert any(expected in problem for problem in problems(folder / party, deployment))
 
 
-def test_a_server_s_host_without_nginx_is_found_and_a_bank_needs_none(folder: Path, deployment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_s_host_without_nginx_is_found_and_a_bank_needs_none(
+    folder: Path, deployment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scripts, "NGINX_FOLDERS", "/nowhere")
     assert problems(folder / "server", deployment) == []
     monkeypatch.setenv("PATH", "/nowhere")
