@@ -16,9 +16,9 @@ from itertools import count, pairwise
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.experiment import wide_console
 from privfed.dp.accounting import calibrate_noise_multiplier, epsilon, epsilon_prv, epsilon_rdp
 from privfed.dp.charges import Charges
 from privfed.dp.mechanism import (
@@ -199,7 +199,7 @@ def print_table(outcomes: list[Outcome]) -> None:
             _shown(None, outcome.calibration_seconds)[1],
         )
         table.add_row(outcome.setting, *cells)
-    Console(width=_WIDTH).print(table)
+    wide_console().print(table)
 
 
 def main(

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.attacks.images import relu_network
 from benchmarks.audit_grid import DELTA, DOSSIER, MAX_GRAD_NORM, PARAMS, Setting, defences, noisy, part_of, seen
+from benchmarks.experiment import wide_console
 from privfed.attacks.facts import SoftmaxLoss
 from privfed.attacks.image_inversion import CosineInversion, DeepLeakage
 from privfed.attacks.image_scoring import ImageScore, grey_images, mean_images, score_images
@@ -360,7 +361,7 @@ def main(
         shown = Table(*_HEAD, title=f"What the best attack saw, mean of {seeds} batches (95 % interval)")
         for one in summaries:
             shown.add_row(*cells(one))
-        Console().print(shown)
+        wide_console().print(shown)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         command = "python -m benchmarks.audit_images" + (" --quick" if quick else "" if seeds == SEEDS else f" --seeds {seeds}")

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
 from benchmarks import encrypted_gram
+from benchmarks.experiment import wide_console
 from privfed.aggregation.gram import Gram, gram
 from privfed.aggregation.robust import FLTrust, GeometricMedian
 from privfed.aggregation.rules import MultiKrum, NearestNeighbourMixing
@@ -420,7 +420,7 @@ def print_tables(
     speeds: list[Speed], scoring: list[Scoring], detections: list[Detection], alarms: list[FalseAlarms], accuracy: float
 ) -> None:
     """The results for a reader."""
-    console = Console()
+    console = wide_console()
     table = Table(title="Shapley values: one Gram matrix against averaging again")
     for column in ("way", "clients", "coordinates", "Gram, ms", "values, ms", "again, s", "factor", "difference"):
         table.add_column(column, justify="left" if column == "way" else "right")

@@ -21,11 +21,11 @@ import torch
 import typer
 from numpy.typing import NDArray
 from opacus import PrivacyEngine
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.experiment import wide_console
 from privfed.data.samples import Samples
 from privfed.training.compiled import CompiledSum, compile_sum
 from privfed.training.dpsgd import train
@@ -338,7 +338,7 @@ def show(costs: list[Cost], summary: Summary) -> None:
     for cost in costs:
         peak = "" if cost.peak_megabytes is None else f"{cost.peak_megabytes:.0f}"
         table.add_row(cost.model, cost.contender, f"{cost.milliseconds_per_step:.3f}", f"{cost.ratio:.2f}", peak)
-    console = Console()
+    console = wide_console()
     console.print(table)
     for name, value in asdict(summary).items():
         console.print(f"{name}: {f'{value:.2f}' if isinstance(value, float) else value}")

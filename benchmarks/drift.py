@@ -36,7 +36,6 @@ from benchmarks.experiment import (
     versions_of,
 )
 from benchmarks.paysim import PARAMS
-from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.partition import EXTREME, dirichlet_partition
@@ -45,6 +44,7 @@ from privfed.data.samples import Samples
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.engines.local import Simulation
+from privfed.policy import OpeningPolicy
 from privfed.training.loss import BinaryCrossEntropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
 from privfed.training.objective import FedProx

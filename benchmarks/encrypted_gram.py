@@ -13,9 +13,9 @@ import numpy as np
 import tenseal
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.experiment import wide_console
 from privfed.he.codec import dequantise, quantise
 from privfed.he.escrow_secret import EscrowKey, encrypt_to_holder
 from privfed.he.product import masked_products, pairs
@@ -237,7 +237,7 @@ def print_costs(costs: list[GramCost]) -> None:
             *(f"{count / 1e6:.1f}" for count in (cost.bytes_up, cost.bytes_scoring, cost.bytes_keys)),
             f"{cost.error:.0e}",
         )
-    console = Console(width=160)
+    console = wide_console()
     console.print(table)
     norms = Table(
         title=f"Error of exact inner products relative to the largest, by the norm of the longest update ({_ERROR_SIZE:,} coordinates)"

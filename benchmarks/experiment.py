@@ -124,6 +124,11 @@ def print_lines(source: Source, **kinds: Sequence["DataclassInstance"]) -> None:
             typer.echo(json.dumps(finite({"kind": kind, "source": source.name} | asdict(thing)), allow_nan=False))
 
 
+def wide_console() -> Console:
+    """A console in which tables crop no number: a terminal that is narrower wraps their lines."""
+    return Console(width=max(Console().width, 200))
+
+
 def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str | None = None) -> None:
     """The results for a reader at a terminal."""
     shown = Table(title=title, caption=caption)
@@ -131,7 +136,7 @@ def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], 
         shown.add_column(name)
     for row in rows:
         shown.add_row(*row)
-    Console().print(shown)
+    wide_console().print(shown)
 
 
 class Dealt(Protocol):

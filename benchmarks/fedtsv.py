@@ -22,13 +22,12 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.experiment import DOSSIER, UNUSABLE, Cache, FinishedRuns, Output, round_bar
+from benchmarks.experiment import DOSSIER, UNUSABLE, Cache, FinishedRuns, Output, round_bar, wide_console
 from privfed.aggregation.coordinatewise import CoordinateMedian, TrimmedMean
 from privfed.aggregation.gram import gram
 from privfed.aggregation.mixture import Mixture
@@ -359,7 +358,7 @@ def print_table(outcomes: Sequence[Outcome], failures: Sequence[str], *, classes
         table.add_column(column, justify="left" if column == "rule" else "right")
     for row in rows_of(outcomes):
         table.add_row(*row)
-    console = Console()
+    console = wide_console()
     console.print(table)
     for failure in failures:
         console.print(f"missed: {failure}")

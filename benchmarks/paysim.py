@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
@@ -38,8 +37,8 @@ from benchmarks.experiment import (
     round_bar,
     t_interval,
     versions_of,
+    wide_console,
 )
-from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.partition import CONSORTIUM, dirichlet_partition
@@ -49,6 +48,7 @@ from privfed.engines.local import simulate
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.history import History
+from privfed.policy import OpeningPolicy
 from privfed.training.dpsgd import train
 from privfed.training.loss import BinaryCrossEntropy
 from privfed.training.mechanism import NonPrivate
@@ -301,7 +301,7 @@ def print_tables(report: Report) -> None:
     }
     for name, cell in rows.items():
         table.add_row(name, *(cell(summary) for summary in report.summaries))
-    console = Console()
+    console = wide_console()
     console.print(table)
     console.print(f"Data: {report.source.name}", highlight=False)
     for summary in report.summaries:

@@ -5,6 +5,7 @@ way in a process of its own, in turns. `python -m benchmarks.round --help` says 
 """
 
 import json
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +20,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.experiment import DOSSIER, AsJson, Cache, FinishedRuns, Output, need_matplotlib, round_bar, versions_of
+from benchmarks.experiment import DOSSIER, AsJson, Cache, FinishedRuns, Output, need_matplotlib, round_bar, versions_of, wide_console
 from benchmarks.he.meter import Meter
-from privfed.agreement import OpeningPolicy
 from privfed.client import Client, Trainer
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.samples import Samples
@@ -36,6 +35,8 @@ from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.he.threshold_key import ThresholdKey
 from privfed.history import RoundSummary
+from privfed.identity import SIGNATURE_BYTES
+from privfed.policy import OpeningPolicy
 from privfed.session import ClientSession
 from privfed.threshold_session import ThresholdSession
 from privfed.training.compiled import compile_sum
@@ -149,15 +150,15 @@ class Cost:
     peak_megabytes: float
 
 
-BANKS = Work(clients=5, records=200_000, hidden=(64, 32), batch=512, steps=390, rounds=3, turns=1)
+BANKS = Work(clients=5, records=200_000, hidden=(64, 48), batch=512, steps=390, rounds=3, turns=1)
 SHORT = replace(BANKS, steps=39)
-_SMALL = Work(clients=5, records=1000, hidden=(64, 32), batch=64, steps=1, rounds=2, turns=1)
+_SMALL = Work(clients=5, records=1000, hidden=(64, 48), batch=64, steps=1, rounds=2, turns=1)
 FULL: tuple[tuple[Work, tuple[Way, ...]], ...] = ((BANKS, WAYS), (SHORT, AFTER_MENDING))
 CLIENTS = tuple(replace(_SMALL, clients=clients) for clients in (2, 5, 10, 30, 100))
 # One hidden layer of as many neurons as make about that many parameters.
 PARAMETERS = tuple(replace(_SMALL, hidden=(size // (COLUMNS + 2),)) for size in (10_000, 100_000, 1_000_000))
 LARGE = tuple(replace(_SMALL, hidden=(size // (COLUMNS + 2),)) for size in (10_000_000,))
-_TINY = Work(clients=5, records=2000, hidden=(64, 32), batch=64, steps=5, rounds=2, turns=1)
+_TINY = Work(clients=5, records=2000, hidden=(64, 48), batch=64, steps=5, rounds=2, turns=1)
 QUICK: tuple[tuple[Work, tuple[Way, ...]], ...] = ((_TINY, (PLAIN, DP, BOTH, THRESHOLD)),)
 QUICK_CLIENTS, QUICK_PARAMETERS = (replace(_TINY, clients=2, steps=1),), (replace(_TINY, hidden=(800,), steps=1),)
 
@@ -381,6 +382,32 @@ class Report:
     by_parameters: Sequence[Sequence[Cost]]
 
 
+def within_bytes(by_parameters: Sequence[Sequence[Cost]]) -> list[str]:
+    """From which size of the networks that were measured the required bytes are kept, in sentences for a page."""
+    lines = list[str]()
+    for way, limit in ((BOTH, REQUIRED_BYTES), (PARITY, REQUIRED_BYTES_PARITY)):
+        kept = [costs[0].parameters for costs in by_parameters if ratios(costs).bytes[way.name] <= limit]
+        known = f"from {min(kept):,} parameters on" if kept else "by none"
+        lines += [
+            f"* Of the networks below with {by_parameters[0][0].clients} clients, {limit:g} times the bytes are kept {known} ({way.name})."
+        ]
+    around = next(cost for cost in by_parameters[0] if cost.way == PARITY.name)
+    lines += [
+        f"* What makes a round trustworthy does not grow with it: each of {around.clients} clients receives the approval of all, and "
+        f"their countersignatures of the heads of each other's ledgers, {SIGNATURE_BYTES * around.clients**2:,} bytes of signatures. "
+        f"{REQUIRED_BYTES_PARITY:g} times the bytes of float32 leave no room for these alone below {proven_least(around.clients):,} "
+        "parameters, whatever ciphertexts are made of.",
+        "",
+    ]
+    return lines
+
+
+def proven_least(clients: int) -> int:
+    """Parameters below which the signatures of a round alone exceed what `REQUIRED_BYTES_PARITY` leaves beside float32, both ways."""
+    signatures = SIGNATURE_BYTES * clients**2
+    return math.ceil(signatures / (2 * FLOAT32_BYTES * (REQUIRED_BYTES_PARITY - 1)))
+
+
 def scaling(results: Sequence[Sequence[Cost]], what: str) -> list[str]:
     """How the parts of a round with DP and HE grow, as a Markdown table."""
     head = (what, "plain seconds", "seconds", *PARTS, "bytes up", "bytes down", "bytes to plain", "of `parity`", "peak MB")
@@ -416,6 +443,7 @@ def dossier(report: Report, command: str) -> str:
         "What encryption adds to a round does not grow with the steps, so its share falls with them; what DP-SGD adds to a step stays. "
         "A ciphertext holds 4096 numbers: a network that leaves much of its last one empty pays for it in bytes.",
         "",
+        *within_bytes(report.by_parameters),
     ]
     for work, costs in zip(report.works, report.rounds, strict=True):
         lines += [
@@ -520,10 +548,10 @@ def main(*, quick: QuickRound = False, as_json: AsJson = False, large: Largest =
             for cost in costs:
                 row = cells(cost, ratios(costs))
                 shown.add_row(*row[:5], *row[-4:])
-            Console().print(shown)
+            wide_console().print(shown)
         for costs in () if quick else report.rounds:
             for sentence in verdicts(ratios(costs)):
-                Console().print(sentence.replace("*", ""), highlight=False)
+                wide_console().print(sentence.replace("*", ""), highlight=False)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         draw(report, folder / "round.svg")

@@ -17,7 +17,7 @@ partition = pf.dirichlet_partition(train, clients=3, alpha=0.5, rng=rng, min_sam
 
 declared = {"bank_a": 7_000, "bank_b": 6_000, "bank_c": 3_000}  # most records that each may have: public, and not len(data)
 budget = pf.Budget(epsilon=4.0, delta=1e-6)  # for all rounds together, at each bank; delta far below 1 / 7,000
-recipe = {"rounds": 10, "steps": 100, "expected_batch_size": 512, "learning_rate": 1.0}
+recipe = {"rounds": 10, "steps": 100, "expected_batch_size": 512, "learning_rate": 2.0}
 
 with ExitStack() as stack:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))  # real ledgers outlive the program

@@ -12,7 +12,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from privfed.aggregation.rules import FedAvg as FedAvg
     from privfed.aggregation.rules import MultiKrum as MultiKrum
-    from privfed.agreement import OpeningPolicy as OpeningPolicy
     from privfed.agreement import Validator as Validator
     from privfed.audit.run import run_audit as run_audit
     from privfed.client import Client as Client
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from privfed.he.secret import SharedKey as SharedKey
     from privfed.he.threshold_key import ThresholdKey as ThresholdKey
     from privfed.history import History as History
+    from privfed.policy import OpeningPolicy as OpeningPolicy
     from privfed.report.write import write_report as write_report
     from privfed.training.loss import BinaryCrossEntropy as BinaryCrossEntropy
     from privfed.training.mechanism import DpSgd as DpSgd

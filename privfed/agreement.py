@@ -5,15 +5,15 @@ import json
 import math
 import struct
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from privfed.aggregation.linear import check_weight
 from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.rules import CumulativeRule, FedAvg, Rule, WeightRule
-from privfed.aggregation.server_optimizer import SERVER_OPTIMIZERS, ServerOptimizer, ServerSgd, check_server_optimizer, with_optimizer
+from privfed.aggregation.server_optimizer import ServerOptimizer, ServerSgd, check_server_optimizer, with_optimizer
 from privfed.aggregation.weighting import Weighting
 from privfed.dp.entries import is_population
 from privfed.dp.silo import SiloNoise
@@ -21,78 +21,14 @@ from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.escrow import check_escrow_params
 from privfed.he.params import SEALED_TAGS_BYTES, CkksParams
 from privfed.he.product_params import ProductParams
-from privfed.he.threshold_key import ThresholdKey
 from privfed.hpke import SEALED_OVERHEAD_BYTES
-from privfed.identity import PublicIdentity, Roster
+from privfed.identity import Roster
+from privfed.policy import OpeningPolicy
 from privfed.trust import EscrowTrust, ThresholdTrust, Trust
-from privfed.update import Layout, effective_clients
+from privfed.update import Layout
 
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
-_SILO_FIELDS = tuple(field.name for field in fields(SiloNoise))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpeningPolicy:
-    """When an aggregate may be opened: enough clients are in it, and no client is most of it. Public.
-
-    Args:
-        min_clients: Fewest clients with a positive coefficient. At least 2: an aggregate of one client is its update.
-        max_share: Largest share of one client in the sum of the coefficients, above 0 and below 1.
-        min_effective_clients: Smallest effective number of clients, (sum c)^2 / sum c^2, of coefficients that a rule chose after it saw
-            inner products of the updates. At least 1. Agreed weights are not held to it.
-
-    Raises:
-        ValueError: If a value is out of its range.
-
-    Example:
-        >>> OpeningPolicy(min_clients=3, max_share=0.75).check({"a": 5, "b": 3, "c": 2})
-    """
-
-    min_clients: int = 3
-    max_share: float = 0.75
-    min_effective_clients: float = 2.0
-
-    def __post_init__(self) -> None:
-        if type(self.min_clients) is not int or not 2 <= self.min_clients < 2**32:
-            raise ValueError(f"expected min_clients to be a whole number from 2, below 2^32, got {self.min_clients!r}")
-        if not isinstance(self.max_share, float) or not 0 < self.max_share < 1:
-            raise ValueError(f"expected max_share between 0 and 1, got {self.max_share!r}")
-        if not isinstance(self.min_effective_clients, float) or not 1 <= self.min_effective_clients < 2**32:
-            raise ValueError(f"expected min_effective_clients from 1, below 2^32, got {self.min_effective_clients!r}")
-
-    def check(self, coefficients: Mapping[str, int]) -> None:
-        """Refuses coefficients under which an opening would show too much of one client.
-
-        Args:
-            coefficients: Non-negative integer coefficient of each participant, by name.
-
-        Raises:
-            OpeningRefusedError: If too few clients have a positive coefficient, or one has too large a share.
-        """
-        positive = [coefficient for coefficient in coefficients.values() if coefficient > 0]
-        if len(positive) < self.min_clients:
-            raise OpeningRefusedError(
-                f"{len(positive)} clients have a positive coefficient and the policy demands {self.min_clients}; nothing was opened"
-            )
-        if max(positive) / sum(positive) > self.max_share:
-            raise OpeningRefusedError(
-                f"one client would be more than {self.max_share:.0%} of the aggregate "
-                f"({effective_clients(positive):.2f} effective clients); nothing was opened"
-            )
-
-    def check_chosen(self, coefficients: Mapping[str, int]) -> None:
-        """Refuses coefficients that a rule chose after it saw inner products, if they would show too much of one client.
-
-        Raises:
-            OpeningRefusedError: As `check`; or if too few clients are effective.
-        """
-        self.check(coefficients)
-        effective = effective_clients(tuple(coefficients.values()))
-        if effective < self.min_effective_clients:
-            raise OpeningRefusedError(
-                f"the rule leaves {effective:.2f} effective clients, the policy demands {self.min_effective_clients:g}; nothing was opened"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,110 +379,6 @@ class Agreement:
     def digest(self) -> bytes:
         """SHA-256 over the session and all parts, 32 bytes."""
         return hashlib.sha256(b"privfed agreement v1" + self.session + b"".join(self.parts.values())).digest()
-
-
-# Rules that a written agreement may name in full. Of those that look at inner products a reader has the name: see `NamedRule`.
-_WRITTEN_RULES: tuple[WeightRule, ...] = (FedAvg(),)
-
-
-def encode_agreement(agreement: Agreement) -> str:
-    """The agreement as JSON, for another process or machine. Public."""
-    params, policy, roster, silo = agreement.params, agreement.policy, agreement.roster, agreement.silo
-    optimizer: Any = agreement.server_optimizer  # Any, because a protocol is not known to be a dataclass
-    parties = [{"name": party.name, "public_key": party.public_key.hex()} for party in (roster.server, *roster.clients)]
-    return json.dumps(
-        {
-            "session": agreement.session.hex(),
-            "parties": parties,
-            "params": {field.name: getattr(params, field.name) for field in fields(params)},
-            "layout": {"names": agreement.layout.names, "shapes": agreement.layout.shapes},
-            "start": agreement.start.hex(),
-            "weights": dict(agreement.weights),
-            "rule": agreement.rule.name,
-            "scored": {"needs_reference": agreement.rule.needs_reference} if agreement.rule.needs_gram is True else None,
-            "policy": {field.name: getattr(policy, field.name) for field in fields(policy)},
-            "populations": dict(agreement.populations),
-            "silo": None if silo is None else {field: getattr(silo, field) for field in _SILO_FIELDS} | {"weights": dict(silo.weights)},
-            "private_weights": None if agreement.private_weights is None else agreement.private_weights.largest,
-            "noise_energy": dict(agreement.noise_energy),
-            "validator": None
-            if agreement.validator is None
-            else {
-                "name": agreement.validator.name,
-                "commitment": agreement.validator.commitment.hex(),
-                "public": agreement.validator.public,
-            },
-            "server_optimizer": {type(optimizer).__name__: {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}},
-            "trust": None if agreement.trust is None else _written_trust(agreement.trust),
-        }
-    )
-
-
-def _written_trust(trust: Trust) -> dict[str, object]:
-    terms: dict[str, object] = {
-        "mode": trust.mode,
-        "encryption_keys": {name: key.hex() for name, key in trust.encryption_keys.items()},
-    }
-    if isinstance(trust, EscrowTrust):
-        holder = {"name": trust.holder.name, "public_key": trust.holder.public_key.hex()}
-        return terms | {"holder": holder}
-    return terms | {"clients": trust.key.clients, "corrupted": trust.key.corrupted, "dropouts": trust.key.dropouts}
-
-
-def _read_trust(terms: Mapping[str, Any]) -> Trust:
-    keys = {name: bytes.fromhex(key) for name, key in terms["encryption_keys"].items()}
-    if terms["mode"] == ThresholdKey.__name__:
-        key = ThresholdKey(clients=terms["clients"], corrupted=terms["corrupted"], dropouts=terms["dropouts"])
-        return ThresholdTrust(key=key, encryption_keys=keys)
-    holder = terms["holder"]
-    identity = PublicIdentity(name=holder["name"], public_key=bytes.fromhex(holder["public_key"]))
-    trust = EscrowTrust(holder=identity, encryption_keys=keys)
-    if terms["mode"] != trust.mode:
-        raise ValueError("expected an agreement with a trust mode that is known here, got another")
-    return trust
-
-
-def decode_agreement(text: str) -> Agreement:
-    """Reads what `encode_agreement` wrote. The result is checked like any agreement.
-
-    Raises:
-        ValueError: If it is not such JSON, or names a rule that is not known here.
-    """
-    try:
-        terms = json.loads(text)
-        kind = ProductParams if "sketch" in terms["params"] else CkksParams
-        scored, validator = terms["scored"], terms["validator"]
-        parties = [PublicIdentity(name=party["name"], public_key=bytes.fromhex(party["public_key"])) for party in terms["parties"]]
-        return Agreement(
-            session=bytes.fromhex(terms["session"]),
-            roster=Roster(server=parties[0], clients=tuple(parties[1:])),
-            params=kind(**terms["params"]),
-            layout=Layout(names=tuple(terms["layout"]["names"]), shapes=tuple(tuple(shape) for shape in terms["layout"]["shapes"])),
-            start=bytes.fromhex(terms["start"]),
-            weights=terms["weights"],
-            rule=next(rule for rule in _WRITTEN_RULES if rule.name == terms["rule"])
-            if scored is None
-            else NamedRule(name=terms["rule"], needs_reference=scored["needs_reference"]),
-            policy=OpeningPolicy(**terms["policy"]),
-            populations=terms["populations"],
-            silo=None if terms["silo"] is None else SiloNoise(**terms["silo"]),
-            private_weights=None if terms["private_weights"] is None else PrivateWeights(largest=terms["private_weights"]),
-            noise_energy=terms["noise_energy"],
-            validator=None
-            if validator is None
-            else Validator(name=validator["name"], commitment=bytes.fromhex(validator["commitment"]), public=validator["public"]),
-            server_optimizer=_written_optimizer(terms["server_optimizer"]),
-            trust=None if terms["trust"] is None else _read_trust(terms["trust"]),
-        )
-    except (KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError, RecursionError) as error:
-        raise ValueError("expected an agreement as encode_agreement writes it, got something else") from error
-
-
-def _written_optimizer(written: Mapping[str, Mapping[str, float]]) -> ServerOptimizer:
-    ((name, numbers),) = written.items()
-    if not all(type(number) in (int, float) for number in numbers.values()):
-        raise TypeError("expected numbers")
-    return next(kind for kind in SERVER_OPTIMIZERS if kind.__name__ == name)(**numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.robust import check_openable
 from privfed.aggregation.rules import CumulativeRule, FedAvg, PlaintextRule, Rule
 from privfed.aggregation.server_optimizer import ServerOptimizer, ServerSgd, check_server_optimizer, with_optimizer
-from privfed.agreement import OpeningPolicy, Validator
+from privfed.agreement import Validator
 from privfed.client import Client
 from privfed.dp.silo import SiloNoise
 from privfed.errors import UnsupportedInThisModeError
@@ -17,6 +17,7 @@ from privfed.he.escrow import check_escrow_params
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.he.threshold_key import ThresholdKey
+from privfed.policy import OpeningPolicy
 from privfed.training.loss import PerSampleLoss, binary_cross_entropy
 from privfed.training.mechanism import DpSgd, NonPrivate
 from privfed.training.objective import Correction

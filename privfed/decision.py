@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from privfed.aggregation.gram import Gram, Reference
 from privfed.aggregation.mixture import Mixture
 from privfed.aggregation.rules import CumulativeRule, GramRule
-from privfed.agreement import Agreement, NamedRule, OpeningPolicy
+from privfed.agreement import Agreement, NamedRule
 from privfed.errors import CohortError, OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.product_params import ProductParams
 from privfed.he.sketch import standard_error
+from privfed.policy import OpeningPolicy
 
 # Scores are sums of worths of at most 1: what rounding leaves of nothing is no score.
 _ROUNDING = 1e-12

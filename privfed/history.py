@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from privfed.agreement import OpeningPolicy
 from privfed.he.params import CkksParams
+from privfed.policy import OpeningPolicy
 from privfed.round_record import FailedRound, RoundRecord
 from privfed.strict_json import real, whole
 from privfed.training.evaluate import Evaluation, EvaluationScope

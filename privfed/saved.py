@@ -15,7 +15,6 @@ import numpy as np
 
 from privfed import __version__
 from privfed.aggregation.rules import FedAvg
-from privfed.agreement import OpeningPolicy
 from privfed.audit.canaries import transaction_schema
 from privfed.audit.findings import Audit
 from privfed.audit.run import run_audit
@@ -32,6 +31,7 @@ from privfed.dp.mechanism import Composition, Relation
 from privfed.dp.statement import PrivacyStatement
 from privfed.errors import LedgerError, UnsupportedDataError
 from privfed.history import History, RoundSummary
+from privfed.policy import OpeningPolicy
 from privfed.scenario import consortium_of, first_model
 from privfed.strict_json import canonical, checksum, parse, real
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import ArrayLike, NDArray
 
 from privfed.aggregation.rules import FedAvg
-from privfed.agreement import Agreement, OpeningPolicy, RoundContext
+from privfed.agreement import Agreement, RoundContext
 from privfed.approval import approve
 from privfed.digest import hash_message
 from privfed.he.codec import dequantise, quantise
@@ -20,6 +20,7 @@ from privfed.identity import Identity, Roster
 from privfed.journal import Journal
 from privfed.keyholder import KeyHolder
 from privfed.message import Kind
+from privfed.policy import OpeningPolicy
 from privfed.protect import protect, round_key
 from privfed.server import Server
 from privfed.update import Layout, PlainVector, Update

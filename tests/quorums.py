@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfed.aggregation.rules import FedAvg
-from privfed.agreement import Agreement, OpeningPolicy, RoundContext
+from privfed.agreement import Agreement, RoundContext
 from privfed.approval import approve
 from privfed.digest import RoundDigest, hash_message
 from privfed.he.codec import dequantise, quantise
@@ -20,6 +20,7 @@ from privfed.he.threshold_secret import SummandKey
 from privfed.identity import Identity, Roster
 from privfed.journal import Journal
 from privfed.keys.party import Party
+from privfed.policy import OpeningPolicy
 from privfed.protect import protect
 from privfed.quorum import QuorumOpener
 from privfed.server import Server

@@ -10,12 +10,14 @@ import pytest
 from privfed.aggregation.gram import Gram
 from privfed.aggregation.rules import MultiKrum
 from privfed.aggregation.server_optimizer import FedAdagrad, FedAdam, FedYogi, ServerOptimizer, ServerSgd
-from privfed.agreement import OpeningPolicy, RoundContext, decode_agreement, encode_agreement
+from privfed.agreement import RoundContext
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
 from privfed.identity import Identity, Roster
+from privfed.policy import OpeningPolicy
 from privfed.update import Layout
+from privfed.written_agreement import decode_agreement, encode_agreement
 
 
 def test_the_policy_allows_enough_clients_with_small_shares() -> None:

@@ -11,7 +11,7 @@ from privfed.aggregation.coordinatewise import Krum
 from privfed.aggregation.gram import Gram
 from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
 from privfed.aggregation.rules import FedAvg, MultiKrum
-from privfed.agreement import Agreement, NamedRule, OpeningPolicy, Validator, decode_agreement, encode_agreement
+from privfed.agreement import Agreement, NamedRule, Validator
 from privfed.contribution.cosine import Cgsv
 from privfed.contribution.estimators import MonteCarlo
 from privfed.contribution.trajectory import FedTsv
@@ -20,6 +20,8 @@ from privfed.dp.silo import SiloNoise
 from privfed.errors import OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
+from privfed.policy import OpeningPolicy
+from privfed.written_agreement import decode_agreement, encode_agreement
 
 PARAMS = ProductParams.exact(bound=2.0)
 NAMES = ("bank_00", "bank_01", "bank_02", "bank_03", "bank_04")

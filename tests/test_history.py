@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from privfed.agreement import OpeningPolicy
 from privfed.he.params import CkksParams
 from privfed.history import History, RoundSummary
+from privfed.policy import OpeningPolicy
 from privfed.round_record import RoundRecord
 from privfed.training.mechanism import DpSgd, NonPrivate
 from privfed.update import Layout, PlainVector

@@ -10,7 +10,7 @@ import pytest
 
 from privfed import message
 from privfed.aggregation.rules import FedAvg
-from privfed.agreement import OpeningPolicy, RoundContext
+from privfed.agreement import RoundContext
 from privfed.digest import hash_message
 from privfed.errors import (
     AgreementMismatchError,
@@ -26,6 +26,7 @@ from privfed.he.params import CkksParams
 from privfed.he.threshold import key_id as threshold_key_id
 from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity, Roster
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, write_text
+from privfed.policy import OpeningPolicy
 from privfed.update import Layout
 from privfed.wire import decode_abort, decode_approval, decode_digest, decode_setup, decode_upload, encode_abort, encode_setup
 from privfed.wire_aggregate import decode_aggregate

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import privfed.keyholder
-from privfed.agreement import OpeningPolicy
 from privfed.attacks.adversary import CLIENT_WITH_SERVER, KEY_HOLDER, OTHER_CLIENT, OUTSIDER, SERVER, Form
 from privfed.attacks.imprinting import imprint
 from privfed.attacks.record import EncryptedRecord
@@ -34,6 +33,7 @@ from privfed.he.escrow_secret import EscrowKey
 from privfed.he.params import CkksParams
 from privfed.he.threshold_key import ThresholdKey
 from privfed.history import History
+from privfed.policy import OpeningPolicy
 from privfed.report.advice import advice
 from privfed.report.checks import Check, audit_checks
 from privfed.report.model import Report

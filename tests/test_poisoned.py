@@ -12,10 +12,11 @@ import pytest
 from privfed.aggregation.coordinatewise import CoordinateMedian, TrimmedMean
 from privfed.aggregation.robust import FLTrust, NormBound
 from privfed.aggregation.rules import MultiKrum
-from privfed.agreement import OpeningPolicy, Validator
+from privfed.agreement import Validator
 from privfed.audit.poisoned import HONEST, Poisoned, rehearse_poisoning
 from privfed.consortium import Consortium, Plaintext
 from privfed.he.product_params import ProductParams
+from privfed.policy import OpeningPolicy
 from privfed.training.mechanism import NonPrivate
 from tests.consortia import PRIVATE, SCHEMA, consortium, network
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from privfed.agreement import OpeningPolicy
 from privfed.errors import AlreadyOpenedError
 from privfed.he.params import CkksParams
+from privfed.policy import OpeningPolicy
 from privfed.update import Layout
 
 
@@ -100,7 +100,8 @@ from pathlib import Path
 import privfed.server
 import privfed.keyholder
 from privfed.aggregation.rules import FedAvg
-from privfed.agreement import Agreement, OpeningPolicy, RoundContext
+from privfed.agreement import Agreement, RoundContext
+from privfed.policy import OpeningPolicy
 from privfed.approval import approve
 from privfed.digest import hash_message
 from privfed.errors import AlreadyOpenedError, CohortError, InvalidMessageError, OpeningRefusedError

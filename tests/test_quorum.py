@@ -10,7 +10,7 @@ import pytest
 
 from privfed.aggregation.private_weights import PrivateWeights
 from privfed.aggregation.rules import MultiKrum
-from privfed.agreement import Agreement, OpeningPolicy, decode_agreement, encode_agreement
+from privfed.agreement import Agreement
 from privfed.dp.silo import SiloNoise
 from privfed.errors import (
     AlreadyOpenedError,
@@ -32,6 +32,7 @@ from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.keys.party import seal
 from privfed.message import write_text
+from privfed.policy import OpeningPolicy
 from privfed.protect import protect
 from privfed.sharing import answer, check_shares
 from privfed.trust import EscrowTrust, ThresholdTrust
@@ -39,6 +40,7 @@ from privfed.update import PlainVector, Update
 from privfed.wire import approval_answer, decode_approval, decode_digest, decode_upload, encode_approval, encode_upload
 from privfed.wire_aggregate import encode_aggregate
 from privfed.wire_shares import decode_dealt_setup, decode_relay, encode_dealt_setup, encode_relay, encode_share
+from privfed.written_agreement import decode_agreement, encode_agreement
 from tests.keys.conftest import new_party
 from tests.quorums import LAYOUT, QuorumRound, terms
 

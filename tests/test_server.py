@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privfed.agreement import OpeningPolicy
 from privfed.digest import abridge, hash_message
 from privfed.errors import CohortError, DamagedFileError, InvalidMessageError, ParametersMismatchError, RoundMismatchError
 from privfed.he.additive import SeededSum
 from privfed.he.params import CkksParams
 from privfed.identity import Identity
 from privfed.message import Kind
+from privfed.policy import OpeningPolicy
 from privfed.server import Phase, Server
 from privfed.update import Layout
 from privfed.wire import decode_digest, encode_abort, encode_approval, encode_setup

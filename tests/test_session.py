@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from privfed.aggregation.rules import FedAvg
-from privfed.agreement import Agreement, OpeningPolicy, RoundContext
+from privfed.agreement import Agreement, RoundContext
 from privfed.client import Client, Trainer
 from privfed.dp.countersign import state_head
 from privfed.dp.ledger import Ledger
@@ -30,6 +30,7 @@ from privfed.he.secret import SharedKey
 from privfed.identity import Identity, Roster
 from privfed.keys.chain import KeyChain
 from privfed.keys.roster import PinnedRoster
+from privfed.policy import OpeningPolicy
 from privfed.protect import protect, round_key
 from privfed.round import Participant
 from privfed.session import ClientSession

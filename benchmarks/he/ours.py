@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.he.meter import Meter
 from benchmarks.he.workload import BOUND, Workload
 from privfed.aggregation.rules import FedAvg
-from privfed.agreement import Agreement, RoundContext, decode_agreement, encode_agreement
+from privfed.agreement import Agreement, RoundContext
 from privfed.approval import approve
 from privfed.digest import hash_message
 from privfed.he._seal_public import ring
@@ -27,6 +27,7 @@ from privfed.protect import Protected, protect, round_key
 from privfed.server import Server
 from privfed.update import Layout, Update
 from privfed.wire import encode_setup, encode_upload
+from privfed.written_agreement import decode_agreement, encode_agreement
 
 _SERVER = "server"
 

@@ -16,7 +16,7 @@ from benchmarks.he.meter import Meter
 from benchmarks.he.ours import Round
 from benchmarks.he.workload import BOUND
 from privfed.aggregation.rules import FedAvg
-from privfed.agreement import Agreement, encode_agreement
+from privfed.agreement import Agreement
 from privfed.approval import approve
 from privfed.digest import hash_message
 from privfed.escrow import EscrowHolder
@@ -39,6 +39,7 @@ from privfed.update import Layout, Update
 from privfed.wire import encode_setup, encode_upload
 from privfed.wire_commit import decode_commitments, encode_commitment
 from privfed.wire_escrow import decode_holder_key
+from privfed.written_agreement import encode_agreement
 
 _SERVER, _HOLDER = "server", "key_holder"
 SHARES = "shares.json"

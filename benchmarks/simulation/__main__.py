@@ -16,17 +16,17 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.experiment import wide_console
 from benchmarks.he.catalogue import Contender
 from benchmarks.he.environments import DEFAULT_FOLDER, MissingPeerError, interpreter, versions
 from benchmarks.simulation.task import COLUMNS, Task
-from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
 from privfed.engines.local import Simulation
 from privfed.he.params import CkksParams
+from privfed.policy import OpeningPolicy
 from privfed.training.loss import binary_cross_entropy
 from privfed.training.mechanism import NonPrivate
 from privfed.training.model import scores, values_of
@@ -210,7 +210,7 @@ def show(task: Task, outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         cells = (f"{1e3 * outcome.seconds_per_round:.0f}", f"{outcome.accuracy:.4f}", f"{outcome.farthest_weight:.0e}")
         table.add_row(outcome.engine, *cells)
-    Console().print(table)
+    wide_console().print(table)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from privfed.agreement import encode_agreement
 from privfed.attacks.adversary import Adversary, Form, Holding
 from privfed.attacks.facts import Activation, TableSchema, TrainingFacts
 from privfed.attacks.observation import CiphertextOnly, Observation
 from privfed.attacks.record import EncryptedRecord, PlaintextRecord, Record
 from privfed.he.secret import SECRET_BYTES
 from privfed.update import PlainVector
+from privfed.written_agreement import encode_agreement
 
 _WIRE = ("setup", "upload", "digest", "approval", "aggregate", "opened")
 _BYTES_PER_WEIGHT = 8

@@ -12,7 +12,7 @@ from torch import nn
 
 from privfed.aggregation.robust import check_openable
 from privfed.aggregation.rules import CumulativeRule, FedAvg, PlaintextRule, Rule
-from privfed.agreement import SESSION_BYTES, Agreement, OpeningPolicy, encode_agreement
+from privfed.agreement import SESSION_BYTES, Agreement
 from privfed.deploy.deployment import KEY_HOLDER, PARTY, SERVER, Deployment, versions_here
 from privfed.deploy.plan import Plan
 from privfed.engines.party_folder import AGREEMENT, ESCROW_KEY, IDENTITY, ROSTER, RULE, SHARED_KEY, SITE
@@ -26,10 +26,12 @@ from privfed.he.threshold_key import ThresholdKey
 from privfed.identity import Identity, PublicIdentity, Roster
 from privfed.keys.party import Party, create_server
 from privfed.keys.roster import PinnedRoster
+from privfed.policy import OpeningPolicy
 from privfed.training.model import check_model, values_of
 from privfed.training.scaffold import Scaffold
 from privfed.trust import EscrowTrust, ThresholdTrust, Trust
 from privfed.update import PlainVector
+from privfed.written_agreement import encode_agreement
 
 
 def make_parties(plan: Plan, folder: Path) -> Deployment:

@@ -17,11 +17,12 @@ events.jsonl     a line per event; metrics.json and metrics.prom: counters
 from collections.abc import Iterable
 from pathlib import Path
 
-from privfed.agreement import Agreement, decode_agreement
+from privfed.agreement import Agreement
 from privfed.errors import AgreementMismatchError
 from privfed.files import read_pinned
 from privfed.identity import Identity, PublicIdentity
 from privfed.trust import EscrowTrust
+from privfed.written_agreement import decode_agreement
 
 AGREEMENT = "agreement.json"
 IDENTITY = "identity.pem"

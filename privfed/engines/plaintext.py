@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from privfed.aggregation.gram import gram
 from privfed.aggregation.mixture import Mixture
 from privfed.aggregation.rules import CumulativeRule, PlaintextRule, Rule
-from privfed.agreement import SESSION_BYTES, OpeningPolicy
+from privfed.agreement import SESSION_BYTES
 from privfed.client import Trainer
 from privfed.consortium import Consortium, Plaintext
 from privfed.decision import Fallback, choose
@@ -24,6 +24,7 @@ from privfed.engines.plain_site import PlainSite
 from privfed.errors import BudgetExceededError, CohortError, OpeningRefusedError, RoundSkippedError
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
+from privfed.policy import OpeningPolicy
 from privfed.round_record import Clock, RoundRecord, Stage
 from privfed.state import ModelState
 from privfed.update import Aggregate, Layout, PlainVector, Update

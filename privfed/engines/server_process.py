@@ -13,11 +13,12 @@ from privfed.engines.forbidden import forbid_secrets
 if __name__ == "__main__":  # before the imports below, so that they cannot load any of it either
     forbid_secrets()
 
-from privfed.agreement import RoundContext, decode_agreement
+from privfed.agreement import RoundContext
 from privfed.engines.frames import Tag, read_frame, write_frame
 from privfed.errors import InvalidMessageError, PrivFedError
 from privfed.identity import Identity
 from privfed.server import Server
+from privfed.written_agreement import decode_agreement
 
 
 def _answer(server: Server, tag: Tag, payload: bytes) -> bytes:

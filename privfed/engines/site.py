@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privfed.agreement import SESSION_BYTES, Agreement, decode_agreement, encode_agreement
+from privfed.agreement import SESSION_BYTES, Agreement
 from privfed.consortium import Consortium, is_escrow
 from privfed.engines.run_log import RunLog, damaged
 from privfed.errors import AgreementMismatchError, DamagedFileError
@@ -17,6 +17,7 @@ from privfed.keys.party import ENCRYPTION, Party
 from privfed.spool import Spool
 from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import PlainVector
+from privfed.written_agreement import decode_agreement, encode_agreement
 
 if TYPE_CHECKING:
     from privfed.he.escrow_secret import EscrowKey

@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Self
 
 import privfed.errors
-from privfed.agreement import Agreement, RoundContext, encode_agreement
+from privfed.agreement import Agreement, RoundContext
 from privfed.engines.frames import Tag, read_frame, write_frame
 from privfed.errors import InvalidMessageError
+from privfed.written_agreement import encode_agreement
 
 _END_SECONDS = 10
 _OTHER_ERRORS = {kind.__name__: kind for kind in (ValueError, OSError)}

@@ -7,7 +7,6 @@ import torch
 
 from privfed.aggregation.private_weights import WEIGHT_NAME, PrivateWeights
 from privfed.aggregation.rules import MultiKrum
-from privfed.agreement import OpeningPolicy, decode_agreement, encode_agreement
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
 from privfed.dp.silo import SiloNoise
@@ -15,10 +14,12 @@ from privfed.engines.local import Simulation, simulate
 from privfed.errors import DecryptionError, InsufficientCapacityError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
+from privfed.policy import OpeningPolicy
 from privfed.training.mechanism import NonPrivate
 from privfed.training.model import mlp
 from privfed.training.scaffold import Scaffold
 from privfed.update import Layout
+from privfed.written_agreement import decode_agreement, encode_agreement
 from tests.engines.conftest import table
 
 WEIGHTS = {"bank_00": 1, "bank_01": 7, "bank_02": 20, "bank_03": 13}

@@ -7,9 +7,9 @@ from scipy.optimize import minimize
 from privfed.aggregation.gram import Gram, gram
 from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
 from privfed.aggregation.rules import GramRule, MultiKrum
-from privfed.agreement import OpeningPolicy
 from privfed.contribution.cosine import Cgsv
 from privfed.errors import CohortError, OpeningRefusedError
+from privfed.policy import OpeningPolicy
 from privfed.update import Layout, PlainVector
 
 SIZE = 6

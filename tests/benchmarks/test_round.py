@@ -92,6 +92,15 @@ def test_the_page_and_the_figure_are_made_from_the_costs(costs: list[Cost], tmp_
     assert "parameters" in (tmp_path / "round.svg").read_text()
 
 
+def test_bytes_are_within_their_bounds_from_the_smallest_network_that_keeps_them_on(costs: list[Cost]) -> None:
+    small, large = costs, [replace(cost, parameters=10**6, bytes_up=4e6, bytes_down=4e6) for cost in costs]
+    lines = whole_round.within_bytes((small, large))
+    assert "2 times the bytes are kept from 1,000,000 parameters on (+ DP + HE)" in lines[0]
+    assert "are kept by none" in whole_round.within_bytes((small,))[0]
+    # 5 approvals of 64 bytes and 5 times 4 countersignatures, against a twentieth of 8 bytes per parameter.
+    assert whole_round.proven_least(5) == 4000
+
+
 def test_the_quick_form_measures_in_processes_of_its_own_and_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(whole_round, "QUICK", ((TINY, (PLAIN, DP, BOTH, THRESHOLD)),))
     for name in ("QUICK_CLIENTS", "QUICK_PARAMETERS"):

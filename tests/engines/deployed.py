@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from privfed.aggregation.rules import FedAvg
-from privfed.agreement import Agreement, encode_agreement
+from privfed.agreement import Agreement
 from privfed.client import Client
 from privfed.consortium import Consortium, is_escrow
 from privfed.engines.dropouts import Absences
@@ -27,6 +27,7 @@ from privfed.keys.roster import PinnedRoster
 from privfed.state import ModelState, ModelStore
 from privfed.training.model import values_of
 from privfed.trust import EscrowTrust, ThresholdTrust
+from privfed.written_agreement import encode_agreement
 
 SERVER, HOLDER = "server", "key_holder"
 ROWS, ROUNDS = 300, 3

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from privfed.agreement import OpeningPolicy
 from privfed.consortium import Consortium, Plaintext
 from privfed.engines.local import Simulation, simulate
 from privfed.errors import HistoryMismatchError, UnsupportedInThisModeError
 from privfed.he.secret import SharedKey
+from privfed.policy import OpeningPolicy
 from privfed.round_record import Stage
 from privfed.training.objective import FedProx
 from privfed.training.randomness import _SeededRandomness

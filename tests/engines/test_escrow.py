@@ -735,7 +735,7 @@ def test_another_holder_than_the_agreed_one_is_refused(halted: Halted, tmp_path:
         replace(agreement, trust=replace(trust, holder=agreement.roster.server))
     with pytest.raises(UnsupportedInThisModeError, match="these parameters are for EscrowKey"):
         replace(agreement, trust=None)
-    from privfed.agreement import decode_agreement, encode_agreement
+    from privfed.written_agreement import decode_agreement, encode_agreement
 
     assert decode_agreement(encode_agreement(agreement)).digest == agreement.digest
     other = replace(agreement, trust=replace(trust, holder=Identity.generate("other").public))

@@ -13,7 +13,7 @@ import torch
 from privfed import escrow
 from privfed.aggregation.robust import FLTrust, GeometricMedian, NormBound
 from privfed.aggregation.rules import MultiKrum
-from privfed.agreement import NamedRule, OpeningPolicy, Validator, decode_agreement, encode_agreement
+from privfed.agreement import NamedRule, Validator
 from privfed.consortium import Consortium, Plaintext
 from privfed.contribution.cosine import Cgsv
 from privfed.contribution.scores import Scores, ScoreStore
@@ -34,11 +34,13 @@ from privfed.errors import (
 from privfed.escrow import EscrowHolder
 from privfed.he.escrow_secret import AttemptKey, EscrowKey
 from privfed.he.product_params import ProductParams
+from privfed.policy import OpeningPolicy
 from privfed.release import seal_release
 from privfed.report.tables import traffic
 from privfed.round_record import Stage
 from privfed.wire_aggregate import SealedSum
 from privfed.wire_escrow import Chosen, encode_opened, encode_request, read_opened, weighing
+from privfed.written_agreement import decode_agreement, encode_agreement
 from tests.engines.test_escrow import Halted
 from tests.engines.test_threshold import Crash, Script
 

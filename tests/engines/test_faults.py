@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from privfed.agreement import OpeningPolicy, RoundContext
+from privfed.agreement import RoundContext
 from privfed.consortium import Consortium
 from privfed.engines.dropouts import Dropouts
 from privfed.engines.local import Simulation, simulate
@@ -22,6 +22,7 @@ from privfed.errors import (
     TamperedAggregateError,
 )
 from privfed.he.secret import SharedKey
+from privfed.policy import OpeningPolicy
 from privfed.round import Participant
 from privfed.round_record import Stage
 from privfed.server import Server

@@ -9,7 +9,6 @@ import torch
 from dp_accounting import pld
 
 from privfed.aggregation.rules import MultiKrum
-from privfed.agreement import OpeningPolicy
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.samples import Samples
@@ -18,6 +17,7 @@ from privfed.engines.dropouts import Dropouts
 from privfed.engines.local import Simulation, simulate
 from privfed.errors import BudgetExceededError, CohortError, OpeningRefusedError
 from privfed.he.params import CkksParams
+from privfed.policy import OpeningPolicy
 from privfed.training.evaluate import EvaluationScope
 from privfed.training.loss import cross_entropy
 from privfed.training.model import values_of

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from privfed.aggregation.server_optimizer import FedAdam
-from privfed.agreement import OpeningPolicy
 from privfed.consortium import Consortium, Plaintext
 from privfed.contribution.cosine import Cgsv
 from privfed.data.samples import Samples
@@ -17,6 +16,7 @@ from privfed.engines.local import Simulation, simulate
 from privfed.engines.plain_site import PlainSite
 from privfed.engines.plaintext import PlaintextRounds
 from privfed.errors import AgreementMismatchError, DamagedFileError, FolderInUseError
+from privfed.policy import OpeningPolicy
 from privfed.training.loss import BinaryCrossEntropy, binary_cross_entropy, cross_entropy
 from privfed.training.scaffold import Scaffold
 from privfed.update import Layout, PlainVector

@@ -10,7 +10,7 @@ from privfed.aggregation.coordinatewise import CoordinateMedian, Krum
 from privfed.aggregation.mixture import Mixture
 from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
 from privfed.aggregation.rules import FedAvg, MultiKrum, NearestNeighbourMixing
-from privfed.agreement import OpeningPolicy, Validator
+from privfed.agreement import Validator
 from privfed.consortium import Consortium, Plaintext
 from privfed.contribution.cosine import Cgsv
 from privfed.contribution.leave_one_out import LeaveOneOut
@@ -22,6 +22,7 @@ from privfed.errors import CohortError, OpeningRefusedError, RoundSkippedError, 
 from privfed.he.codec import dequantise, quantise
 from privfed.he.params import CkksParams
 from privfed.he.product_params import ProductParams
+from privfed.policy import OpeningPolicy
 from privfed.update import Layout
 
 PARAMS = CkksParams.standard(bound=1.0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from privfed.aggregation.rules import MultiKrum
-from privfed.agreement import NamedRule, Validator, decode_agreement
+from privfed.agreement import NamedRule, Validator
 from privfed.contribution.trajectory import FedTsv
 from privfed.deploy.check import party_problems
 from privfed.deploy.deployment import Deployment
@@ -19,6 +19,7 @@ from privfed.deploy.parties import make_parties
 from privfed.deploy.plan import Plan
 from privfed.errors import DeploymentError, UnsupportedInThisModeError
 from privfed.keys.load import load_escrow_key, load_shared_key
+from privfed.written_agreement import decode_agreement
 from tests.engines.beside_local import check_same_as_local
 from tests.engines.deployed import HOLDER, MODEL, SERVER, Deployed
 

@@ -15,7 +15,7 @@ from privfed.aggregation.coordinatewise import CoordinateMedian
 from privfed.aggregation.gram import gram
 from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
 from privfed.aggregation.rules import FedAvg, MultiKrum
-from privfed.agreement import OpeningPolicy, Validator
+from privfed.agreement import Validator
 from privfed.consortium import Consortium, Plaintext
 from privfed.contribution.cosine import Cgsv
 from privfed.contribution.estimators import MonteCarlo
@@ -27,6 +27,7 @@ from privfed.he.codec import dequantise, quantise
 from privfed.he.product_params import ProductParams
 from privfed.he.sketch import standard_error
 from privfed.history import RoundSummary
+from privfed.policy import OpeningPolicy
 from privfed.training.mechanism import DpSgd
 from privfed.training.model import mlp, values_of
 from privfed.training.objective import FedProx

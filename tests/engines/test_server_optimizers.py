@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from privfed.aggregation.server_optimizer import FedAdagrad, FedAdam, FedYogi, ServerOptimizer, ServerSgd
-from privfed.agreement import OpeningPolicy
 from privfed.consortium import Consortium, Plaintext
 from privfed.engines.local import Simulation, simulate
 from privfed.errors import AgreementMismatchError
 from privfed.he.secret import SharedKey
+from privfed.policy import OpeningPolicy
 from privfed.round_record import Stage
 from privfed.training.scaffold import Scaffold
 

@@ -13,7 +13,6 @@ import torch
 from scipy.stats import chi2
 
 from privfed.aggregation.rules import MultiKrum
-from privfed.agreement import OpeningPolicy, decode_agreement, encode_agreement
 from privfed.approval import check_digest
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
@@ -26,10 +25,12 @@ from privfed.engines.local import Simulation
 from privfed.errors import BudgetExceededError, CohortError, InsufficientCapacityError, OpeningRefusedError, UnsupportedInThisModeError
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
+from privfed.policy import OpeningPolicy
 from privfed.training.mechanism import DpSgd, NonPrivate
 from privfed.training.model import values_of
 from privfed.training.scaffold import Scaffold
 from privfed.update import Layout
+from privfed.written_agreement import decode_agreement, encode_agreement
 from tests.engines.conftest import MECHANISM, table
 
 COORDINATES = 3000

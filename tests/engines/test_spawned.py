@@ -46,12 +46,13 @@ def test_the_same_scan_finds_the_keys_in_a_client_process(model: torch.nn.Module
     keys.save(tmp_path / "shared.key")
     with Simulation(non_private(keys=keys), model) as simulation:
         agreement = simulation.agreement
-    from privfed.agreement import encode_agreement
+    from privfed.written_agreement import encode_agreement
 
     (tmp_path / "agreement.json").write_text(encode_agreement(agreement))
     client = textwrap.dedent(f"""
         from pathlib import Path
-        from privfed.agreement import RoundContext, decode_agreement
+        from privfed.agreement import RoundContext
+        from privfed.written_agreement import decode_agreement
         from privfed.he.secret import SharedKey
         from privfed.protect import round_key
         agreement = decode_agreement(Path({str(tmp_path / "agreement.json")!r}).read_text())

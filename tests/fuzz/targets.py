@@ -20,7 +20,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from privfed.aggregation.rules import FedAvg, MultiKrum
-from privfed.agreement import Agreement, OpeningPolicy, RoundContext, decode_agreement, encode_agreement
+from privfed.agreement import Agreement, RoundContext
 from privfed.digest import RoundDigest, hash_message
 from privfed.dp.countersign import read_statement
 from privfed.dp.federation import FederationStatement
@@ -43,6 +43,7 @@ from privfed.keys.roster import PinnedRoster, server_line
 from privfed.keys.scan import scan
 from privfed.keys.wrap import unwrap, wrap
 from privfed.message import Kind, seal
+from privfed.policy import OpeningPolicy
 from privfed.protect import round_key
 from privfed.state import ModelState, ModelStore
 from privfed.trust import ThresholdTrust
@@ -72,6 +73,7 @@ from privfed.wire_shares import (
     encode_share,
     sealed_share_bytes,
 )
+from privfed.written_agreement import decode_agreement, encode_agreement
 from tests.holders import HeldRound
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from privfed.agreement import RoundContext, decode_agreement
+from privfed.agreement import RoundContext
 from privfed.client import Client, Trainer
 from privfed.data.samples import Samples
 from privfed.dp.ledger import Ledger
@@ -27,6 +27,7 @@ from privfed.training.loss import binary_cross_entropy
 from privfed.training.mechanism import DpSgd
 from privfed.training.model import mlp, values_of
 from privfed.training.randomness import _SeededRandomness
+from privfed.written_agreement import decode_agreement
 
 BANKS = ("bank_a", "bank_b", "bank_c")
 BUDGET = Budget(epsilon=10_000.0, delta=1e-5)

@@ -26,16 +26,18 @@ from typing import TypeVar
 import numpy as np
 
 from privfed.aggregation.rules import FedAvg
-from privfed.agreement import Agreement, OpeningPolicy, RoundContext, encode_agreement
+from privfed.agreement import Agreement, RoundContext
 from privfed.dp.ledger import Ledger
 from privfed.engines.frames import Tag, read_frame, write_frame
 from privfed.engines.spawned import SpawnedServer
 from privfed.he.params import CkksParams
 from privfed.he.secret import SharedKey
 from privfed.identity import Identity, Roster
+from privfed.policy import OpeningPolicy
 from privfed.round import run_round
 from privfed.state import ModelStore
 from privfed.training.model import values_of
+from privfed.written_agreement import encode_agreement
 from tests.kill.party import BANKS, ledger_path, model
 
 T = TypeVar("T")

@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 from typer.testing import CliRunner
 
-from privfed.agreement import OpeningPolicy, encode_agreement
 from privfed.cli import app
 from privfed.deploy.certificates import lets_strangers_in
 from privfed.deploy.plan import Plan
@@ -33,6 +32,8 @@ from privfed.identity import Identity
 from privfed.keys.chain import KeyChain
 from privfed.keys.party import Party, create_server
 from privfed.keys.roster import PinnedRoster, server_line
+from privfed.policy import OpeningPolicy
+from privfed.written_agreement import encode_agreement
 from tests.engines.flare.loopback import edit, free_port
 from tests.engines.flare.plans import PAYSIM_SITE, PLAN, SITE, write_plan
 
