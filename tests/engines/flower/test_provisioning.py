@@ -269,7 +269,7 @@ def listed(status: str, details: str = "") -> str:
 
 
 def test_a_run_is_followed_to_its_end(fake_flwr: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(control, "_RUN_POLL_SECONDS", 0.01)
     calls = fake_flwr(STARTED, listed("running"), listed("running"), listed("finished:completed"))
     control.run(tmp_path, rounds=3)
     assert len(calls.read_text().splitlines()) == 4
