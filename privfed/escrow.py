@@ -18,6 +18,7 @@ from privfed.errors import (
     InvalidMessageError,
     OpeningRefusedError,
     PrivFedError,
+    RoundMismatchError,
     TamperedAggregateError,
 )
 from privfed.files import make_folder
@@ -33,6 +34,9 @@ from privfed.trust import EscrowTrust
 from privfed.wire import decode_upload
 from privfed.wire_aggregate import SealedSum
 from privfed.wire_escrow import Chosen, decode_holder_key, decode_opened, decode_request, encode_holder_key, encode_opened
+
+_MOST_KEYS = 16
+"""Of how many histories of one attempt a key is announced. There is one, unless the server's own record was put back."""
 
 
 class EscrowHolder:
@@ -86,12 +90,33 @@ class EscrowHolder:
         """The public keys of one attempt at one round, signed, for the clients; the same bytes again when called again.
 
         The pairs are derived from the holder's secret, so they are there again after a restart. What is kept are the public halves: each
-        one that is made of the first is another encryption of zero, and all clients must have the same.
+        one that is made of the first is another encryption of zero, and all clients must have the same. They are dropped as soon as a
+        later attempt or round begins; so what a server can have the holder keep is bounded.
+
+        Raises:
+            RoundMismatchError: If a key of a later attempt or round was announced; nothing was done.
+            OpeningRefusedError: If keys of too many histories were announced for this attempt; nothing was done.
         """
-        name = _key_name(context)
-        if not self._outbox.has(name):
+        name, session = _key_name(context), context.agreement.session
+        announced = [each for each in self._outbox.names("") if each.startswith(_session_keys(session))]
+        later = [each for each in announced if each.rpartition("-")[0] > name.rpartition("-")[0]]
+        if later:
+            raise RoundMismatchError(
+                f"the request for a key of round {context.round}, attempt {context.attempt}, came after one for a later round or attempt; "
+                "nothing was done"
+            )
+        if name not in announced:
+            here = [each for each in announced if each.rpartition("-")[0] == name.rpartition("-")[0]]
+            if len(here) >= _MOST_KEYS:
+                raise OpeningRefusedError(
+                    f"keys of {len(here)} histories were announced for attempt {context.attempt} at round {context.round}; "
+                    "nothing was done; begin a new attempt"
+                )
             key = self._attempt_key(context)
             self._outbox.put(name, encode_holder_key(context, self._identity, key.public_key(), key.encryption_key))
+        for each in announced:
+            if each.rpartition("-")[0] < name.rpartition("-")[0]:
+                self._outbox.path(each).unlink()
         self.key_id(context)
         return self._outbox.get(name)
 
@@ -232,6 +257,13 @@ def _sum(context: RoundContext, digest: RoundDigest, uploads: Iterable[WholeVect
     return total
 
 
+def _session_keys(session: bytes) -> str:
+    return f"key-{session.hex()}-"
+
+
 def _key_name(context: RoundContext) -> str:
-    # With its history: what a server says of it must not use up the one name of an attempt.
-    return f"key-{context.digest.hex()}"
+    """Names in the order of rounds and attempts, up to the last dash.
+
+    With its history: what a server says of it must not use up the one name of an attempt.
+    """
+    return f"{_session_keys(context.agreement.session)}{context.round:010d}-{context.attempt:010d}-{context.digest.hex()}"

@@ -1,7 +1,10 @@
 """`privfed history show`."""
 
 import json
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +35,7 @@ def show(*arguments: str) -> str:
 
 def test_the_record_of_a_server_shows_rounds_that_were_held_and_those_that_were_not(deployed: Deployed) -> None:
     lines = show(str(deployed.folder(SERVER))).splitlines()
-    first, second, third = (next(line for line in lines if f"│ {number} " in line[:6]) for number in (1, 2, 3))
+    first, second, third = (next(line for line in lines if line.startswith((f"│ {number} ", f"│ {number},"))) for number in (1, 2, 3))
     assert "not held" in first
     assert "bank_1 setup" in first
     assert "bank_0, bank_1, bank_2" in second
@@ -68,6 +71,59 @@ def test_json_is_what_stands_in_the_folder(deployed: Deployed) -> None:
 def test_a_folder_without_a_round_yet_is_said_to_have_none(tmp_path: Path) -> None:
     (tmp_path / "rounds.jsonl").write_text("")
     assert show(str(tmp_path)) == "No round yet.\n"
+
+
+def test_a_party_before_its_first_round_is_said_to_have_none_yet(tmp_path: Path) -> None:
+    deployed = deploy(tmp_path / "parties")
+    for name in (SERVER, "bank_0"):
+        assert show(str(deployed.folder(name))) == "No round yet.\n"
+        assert json.loads(show(str(deployed.folder(name)), "--json")) == {"rounds": []}
+    with LocalExchange(deployed):  # every node has opened its folder, and was asked nothing
+        pass
+    assert show(str(deployed.folder("bank_0"))) == "No round yet.\n"
+
+
+@pytest.mark.parametrize("name", [SERVER, "bank_0"])
+def test_a_party_that_lost_its_record_of_rounds_is_not_said_to_have_had_none(deployed: Deployed, tmp_path: Path, name: str) -> None:
+    shutil.copytree(deployed.folder(name), tmp_path / name)
+    (tmp_path / name / "rounds.jsonl").unlink()
+    result = CliRunner().invoke(app, ["history", "show", str(tmp_path / name)])
+    assert result.exit_code == 2
+    assert "rounds.jsonl" in result.stderr
+
+
+def records() -> list[dict[str, object]]:
+    """Rounds of five banks in which everything happened that a record can hold."""
+    banks = [f"bank_{letter}" for letter in "abcde"]
+    there: dict[str, Any] = {
+        "selected": banks,
+        "refused": [],
+        "silent": {},
+        "history": "",
+        "coefficients": dict.fromkeys(banks, 7),
+        "bytes_up": dict.fromkeys(banks, 123_456),
+        "bytes_down": dict.fromkeys(banks, 1_234_567),
+        "seconds": {"training": 75.0},
+    }
+    all_in = there | {"round": 0}
+    again = there | {"round": 1, "attempt": 1, "silent": {"bank_d": "OPENING"}}
+    some = there | {"round": 2, "refused": ["bank_c"], "silent": {"bank_e": "APPROVAL"}, "coefficients": dict.fromkeys(banks[:2], 7)}
+    failed = {"round": 3, "silent": {"bank_a": "UPLOAD", "bank_b": "SETUP"}, "reason": "too few clients answered, and nothing was opened"}
+    return [*({"held": {"record": record}} for record in (all_in, again, some)), {"failed": failed}]
+
+
+@pytest.mark.parametrize("rounds", [slice(0, 1), slice(0, 2), slice(0, 4)])
+def test_five_banks_are_readable_in_80_columns(tmp_path: Path, rounds: slice) -> None:
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in records()[rounds]))
+    text = CliRunner().invoke(app, ["history", "show", str(tmp_path)], env={"COLUMNS": "80"}).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    words = set(re.findall(r"[\w.]+", text))
+    assert {"Round", "aggregate", "Effective", "Down", "Time", *(f"bank_{letter}" for letter in "abcde")} <= words
+    assert {word for word in words if word.startswith("b")} <= {*(f"bank_{letter}" for letter in "abcde"), "budget"}
+    assert ("opening" in words) is (rounds.stop > 1)
+    if rounds.stop == 4:
+        assert {"approval", "attempt", "budget", "Silent"} <= words
+        assert "Round 4 was not held: too few clients answered, and nothing was opened\n" in text
 
 
 @pytest.mark.parametrize("text", ['{"held": 3}\n', '{"held": {"record": {}}}\n', '{"opened": {"round": "x"}}\n', "no JSON\n", "[]\n"])

@@ -8,11 +8,15 @@ import typer
 from rich.console import Console
 
 from privfed.cli.arguments import RUN, AsJson
-from privfed.cli.terminal import bytes_of, duration, epsilon_of, print_json, table
+from privfed.cli.terminal import bytes_of, duration, epsilon_of, print_json, printable, table
 from privfed.strict_json import parse
 
 if TYPE_CHECKING:
     from privfed.round_record import FailedRound, RoundRecord
+
+_TEXTS = 3
+"""How many of the columns are text."""
+_MOST_REASON = 1000
 
 app = typer.Typer(no_args_is_help=True, suggest_commands=False, help="Look at the rounds that a party has a record of.")
 
@@ -31,16 +35,13 @@ def show(folder: PartyFolder, *, as_json: AsJson = False) -> None:
     privfed history show bank_1 --json
     ```
     """
-    from privfed.engines.party_folder import ROUNDS  # noqa: PLC0415 # --help must not wait for the cryptography
-    from privfed.engines.run_log import read_log  # noqa: PLC0415
-
     if (folder / RUN).is_file():
         from privfed.saved import SavedRun  # noqa: PLC0415 # torch, which the folder of a party does not need
 
         SavedRun.load(folder)  # refuses what was edited
         rounds = [{"held": summary} for summary in parse((folder / RUN).read_text(encoding="utf-8"))["rounds"]]
     else:
-        rounds = [entry for entry in read_log(folder / ROUNDS) if entry.keys() & {"held", "failed", "opened"}]
+        rounds = [entry for entry in _logged(folder) if entry.keys() & {"held", "failed", "opened"}]
     if as_json:
         print_json({"rounds": rounds})
         return
@@ -51,6 +52,19 @@ def show(folder: PartyFolder, *, as_json: AsJson = False) -> None:
         console.print(_at_a_party(rounds))
     else:
         console.print(_at_the_server(rounds))
+        for failed in (_part(entry, "failed") for entry in rounds if "failed" in entry):
+            console.print(f"Round {failed['round'] + 1} was not held: {printable(failed['reason'], most=_MOST_REASON)}")
+
+
+def _logged(folder: Path) -> list[dict[str, Any]]:
+    """What stands in the record of a party; nothing where it has not been in a round yet."""
+    from privfed.engines.party_folder import AGREEMENT, ROUNDS, SPOOL, STATE  # noqa: PLC0415 # --help must not wait for the cryptography
+    from privfed.engines.run_log import read_log  # noqa: PLC0415
+
+    used = (folder / STATE / "model.npz").exists() or any((folder / SPOOL).glob("*"))
+    if (folder / AGREEMENT).is_file() and not (folder / ROUNDS).exists() and not used:
+        return []
+    return read_log(folder / ROUNDS)
 
 
 def _at_the_server(entries: list[dict[str, Any]]) -> object:
@@ -60,17 +74,17 @@ def _at_the_server(entries: list[dict[str, Any]]) -> object:
         _held(RoundRecord.from_json(_part(entry, "held", "record"))) if "held" in entry else _failed(FailedRound.from_json(entry["failed"]))
         for entry in entries
     ]
-    columns = ("Round", "State", "In the aggregate", "Over budget", "Silent, from", "Effective", "Up", "Down", "Time")
-    return table("Rounds", columns, rows, left=5)
+    columns = ("Round", "In the aggregate", "Silent or over budget", "Effective", "Up", "Down", "Time")
+    kept = [position for position in range(len(columns)) if any(row[position] for row in rows)]
+    shown = [[row[position] for position in kept] for row in rows]
+    return table("Rounds", [columns[position] for position in kept], shown, left=sum(position < _TEXTS for position in kept))
 
 
 def _held(record: "RoundRecord") -> tuple[str, ...]:
     return (
-        str(record.round + 1),
-        "held" if record.attempt == 0 else f"held, attempt {record.attempt + 1}",
+        str(record.round + 1) if record.attempt == 0 else f"{record.round + 1}, attempt {record.attempt + 1}",
         ", ".join(name for name, coefficient in record.coefficients.items() if coefficient),
-        ", ".join(record.refused),
-        ", ".join(f"{name} {stage.name.lower()}" for name, stage in record.silent.items()),
+        ", ".join([*_silent(record), *(f"{name} over budget" for name in record.refused)]),
         f"{record.effective_clients:.2f}",
         bytes_of(sum(record.bytes_up.values())),
         bytes_of(sum(record.bytes_down.values())),
@@ -79,8 +93,12 @@ def _held(record: "RoundRecord") -> tuple[str, ...]:
 
 
 def _failed(failed: "FailedRound") -> tuple[str, ...]:
-    silent = ", ".join(f"{name} {stage.name.lower()}" for name, stage in failed.silent.items())
-    return (str(failed.round + 1), f"not held: {failed.reason}", "", "", silent, "", "", "", "")
+    return (f"{failed.round + 1}, not held", "", ", ".join(_silent(failed)), "", "", "", "")
+
+
+def _silent(record: "RoundRecord | FailedRound") -> list[str]:
+    """Who was silent, and from which stage on."""
+    return [f"{name} {stage.name.lower()}" for name, stage in record.silent.items()]
 
 
 def _at_a_party(entries: list[dict[str, Any]]) -> object:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _MOST_IN_CELL = 400  # characters: what attacks found is a sentence
+_LONGEST_WORD = 16
 
 
 class RoundProgress:
@@ -63,14 +64,22 @@ def round_progress(*, quiet: bool) -> Iterator[RoundProgress]:
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, caption: str | None = None, left: int = 1) -> Table:
-    """A table whose first `left` columns are text and whose others are numbers. All text is shown as it is, without markup, and wrapped."""
+    """A table whose first `left` columns are text and whose others are numbers. All text is shown as it is, without markup, and wrapped.
+
+    Numbers with their units are kept whole, and so are words, as long as they are no longer than a name usually is.
+    """
+    titles = list(columns)
+    cells = [[printable(cell, most=_MOST_IN_CELL) for cell in row] for row in rows]
     result = Table(
         title=escape(printable(title)), caption=escape(caption) if caption else None, title_justify="left", caption_justify="left"
     )
-    for position, column in enumerate(columns):
-        result.add_column(column, justify="left" if position < left else "right", overflow="fold")
-    for row in rows:
-        result.add_row(*(escape(printable(cell, most=_MOST_IN_CELL)) for cell in row))
+    for position, title_above in enumerate(titles):
+        content = [row[position] for row in cells]
+        whole = [*title_above.split(), *(" ".join(content).split() if position < left else content)]
+        width = min(max(map(len, whole), default=1), _LONGEST_WORD)
+        result.add_column(title_above, justify="left" if position < left else "right", overflow="fold", min_width=width)
+    for row in cells:
+        result.add_row(*map(escape, row))
     return result
 
 

@@ -1,6 +1,7 @@
 """What is wrong with the engine-free part of one party's folder, a line each, with what to do next."""
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,12 @@ from privfed.trust import EscrowTrust
 
 _MOST_NAMED = 10
 _CLOCK_SLACK = timedelta(minutes=5)
+_MOST_SHOWN = 80
+_SETTING = re.compile(r"""[A-Za-z_][A-Za-z0-9_]*=(?:[\w./:@,+%-]*|"[\w ./:@,+%-]*"|'[\w ./:@,+%-]*')""", re.ASCII)
+# Of the shell, the dynamic linker, and Python: where programs, libraries and modules come from, and what runs before them.
+_STEERING = {"PATH", "ENV", "BASH_ENV", "IFS"}
+_STEERING_PREFIXES = ("LD_", "PYTHON")
+_HARMLESS = {"PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "PYTHONUNBUFFERED"}
 
 
 def party_problems(folder: Path, deployment: Deployment, *, name: str, now: datetime) -> list[str]:
@@ -73,6 +80,26 @@ def _permission_problems(folder: Path) -> list[str]:
         found.append(f"others may write {_some(open_to_others)}; see that nobody did, then run: chmod -R go-w {folder}")
     if foreign:
         found.append(f"{_some(foreign)} belong to another user than the folder; see who put them there, then take them away or own them")
+    return found
+
+
+def environment_problems(path: Path) -> list[str]:
+    """What in a file of settings, which a start script reads as shell, would have other code run than what is installed.
+
+    Args:
+        path: The file; one that is not there has no problems here.
+    """
+    lines = [line.strip() for line in path.read_text(errors="replace").splitlines()] if path.is_file() else []
+    settings = [line for line in lines if line and not line.startswith("#")]
+    found = [
+        f"{path.name} holds {line[:_MOST_SHOWN]!r}, which is more than a setting NAME=VALUE, and would be run; remove it"
+        for line in settings
+        if not _SETTING.fullmatch(line)
+    ]
+    names = sorted({line.partition("=")[0] for line in settings} - _HARMLESS)
+    steering = [name for name in names if name in _STEERING or name.startswith(_STEERING_PREFIXES)]
+    if steering:
+        found.append(f"{path.name} sets {', '.join(steering)}, so that other code may run than what is installed; remove it")
     return found
 
 

@@ -64,8 +64,8 @@ def coordinate(
 
     At each step all clients are asked at once. Who does not answer in time is silent for the rest of the round; the round goes on with the
     others if the policy allows it, and else is recorded as failed, with nothing opened. For whose approval a round failed does not
-    train in the next one, and longer every time, as long as there are enough others: each such round is charged to all. A client that
-    missed rounds is sent what it missed, in order, before it is asked to take part.
+    train in the next one, and in up to 7 if it happens again, as long as there are enough others: each such round is charged to all. A
+    client that missed rounds is sent what it missed, in order, before it is asked to take part.
 
     Args:
         folder: The server's; see `privfed.engines.party_folder`. One process at a time works in it.

@@ -107,6 +107,19 @@ def open_request(data: bytes, agreement: Agreement) -> Request:
     return Request(step=Step(step), context=context, about=about, payload=payload)
 
 
+def said_step(data: bytes) -> str:
+    """Round and step of a request as it says itself, unverified: for the words of a log alone. Empty if it is no request.
+
+    Example:
+        >>> said_step(b"something else")
+        ''
+    """
+    if not data.startswith(_PREFIX.pack(_ASKING, _VERSION)) or len(data) < _PREFIX.size + _REQUEST.size:
+        return ""
+    step, _, number, _, _ = _REQUEST.unpack_from(data, _PREFIX.size)
+    return f"{number}, {Step(step).name}" if step in list(Step) else ""
+
+
 def seal_answer(answer: Answer, request: bytes, identity: Identity) -> bytes:
     """The bytes of an answer to the bytes of a request, signed by the party."""
     facts = json.dumps(dict(answer.facts), allow_nan=False).encode()

@@ -10,6 +10,9 @@ from privfed.errors import DamagedFileError
 from privfed.round_record import FailedRound, RoundRecord, Stage
 from privfed.strict_json import whole
 
+_LONGEST_REST = 8
+"""One more than the most rounds from which a client is left out for approvals that did not come."""
+
 
 class ServerLog:
     """The record of rounds in the server's folder, read when it is opened, and appended to.
@@ -77,10 +80,11 @@ class ServerLog:
     def resting(self, number: int) -> set[str]:
         """Clients that are better not asked to take part in a round, because rounds before failed for want of their approval.
 
-        All others had paid for those. Each is left out of the next round, at the second time of the next 3, then of the next 7, and so on:
-        whoever does so on purpose makes a number of rounds fail that is the logarithm of the number of all.
+        All others had paid for those. Each is left out of the next round, at the second time of the next 3, and from the third on of the
+        next 7: whoever does so on purpose makes at most one of 8 rounds fail in the long run, and who has done so by mishap is soon there
+        again.
         """
-        return {name for name, rounds in self._stalled.items() if rounds[-1] < number < rounds[-1] + 2 ** len(rounds)}
+        return {name for name, rounds in self._stalled.items() if rounds[-1] < number < rounds[-1] + min(2 ** len(rounds), _LONGEST_REST)}
 
     def was_refused(self, number: int) -> bool:
         """Whether every client that answered has refused the aggregate of a round before."""

@@ -21,6 +21,7 @@ from privfed.errors import (
     OpeningRefusedError,
     RoundMismatchError,
 )
+from privfed.escrow import _key_name
 from privfed.he.escrow import RunningSum, SealedVector, WholeVector, public_key_id, seal_vector
 from privfed.he.escrow_secret import AttemptKey, EscrowKey
 from privfed.he.params import CkksParams
@@ -152,14 +153,15 @@ def test_every_attempt_history_and_session_has_another_key_and_each_is_announced
     encrypted, holder = simulation.encrypted, simulation.encrypted.holder
     first = encrypted.context(0)
     others = (
+        replace(first, history=b"\1" * 32),
         replace(first, attempt=1),
         replace(first, round=1),
-        replace(first, history=b"\1" * 32),
         replace(first, agreement=replace(first.agreement, session=b"another session.")),
     )
     contexts = (first, *others)
-    announced = [holder.announce_key(context) for context in contexts]
-    assert announced == [holder.announce_key(context) for context in contexts]
+    twice = [(holder.announce_key(context), holder.announce_key(context)) for context in contexts]
+    announced = [data for data, _ in twice]
+    assert announced == [again for _, again in twice]
     assert len({decode_holder_key(data, context).key_id for data, context in zip(announced, contexts, strict=True)}) == len(contexts)
     keys = [holder._attempt_key(context) for context in contexts]
     assert len({key._ring_key.words().tobytes() for key in keys}) == len(contexts)
@@ -246,7 +248,7 @@ def test_a_kept_key_that_was_damaged_is_refused_at_client_server_and_holder(simu
         with pytest.raises(DamagedFileError, match="spool of round 0 is damaged"):
             server.holder_key()
 
-    announced = holder._outbox.path(f"key-{context.digest.hex()}")
+    announced = holder._outbox.path(_key_name(context))
     announced.write_bytes(data[:-1])
     for use in (lambda: holder.open(context, request, server.upload), lambda: holder.announce_key(context)):
         with pytest.raises(DamagedFileError, match="the public key that 'key_holder' announced for round 0 is not what was written"):
@@ -282,3 +284,42 @@ def test_a_server_hands_on_one_key_and_takes_setups_for_it_alone(simulation: Any
 def test_a_history_that_a_server_made_up_takes_no_key_from_the_right_one(simulation: Any) -> None:
     simulation.encrypted.holder.announce_key(replace(simulation.encrypted.context(0), history=b"\1" * 32))
     assert simulation.run(rounds=1).grid_error_max == 0
+
+
+def keys_kept(simulation: Any) -> int:
+    return len(simulation.encrypted.holder._outbox.names("key-"))
+
+
+def test_of_the_holder_s_keys_those_of_attempts_that_are_over_are_dropped_and_are_not_announced_again(simulation: Any) -> None:
+    """A request for one is short, and a server could have the holder's disk filled with them."""
+    holder, agreement = simulation.encrypted.holder, simulation.encrypted.context(0).agreement
+    places = [(0, 0), (0, 1), (1, 0), (9, 0), (10, 0), (10, 11)]
+    contexts = [RoundContext(agreement=agreement, round=number, attempt=attempt, history=bytes(32)) for number, attempt in places]
+    for context in contexts:
+        announced = holder.announce_key(context)
+        assert keys_kept(simulation) == 1
+    assert holder.announce_key(contexts[-1]) == announced
+    for context in contexts[:-1]:
+        with pytest.raises(RoundMismatchError, match="came after one for a later round or attempt; nothing was done"):
+            holder.announce_key(context)
+    assert keys_kept(simulation) == 1
+
+
+def test_of_one_attempt_the_holder_keeps_the_keys_of_a_few_histories_and_refuses_more(simulation: Any) -> None:
+    holder, agreement = simulation.encrypted.holder, simulation.encrypted.context(0).agreement
+    contexts = [RoundContext(agreement=agreement, round=3, attempt=0, history=bytes([number]) * 32) for number in range(17)]
+    announced = [holder.announce_key(context) for context in contexts[:16]]
+    with pytest.raises(OpeningRefusedError, match="keys of 16 histories were announced for attempt 0 at round 3; nothing was done; begin"):
+        holder.announce_key(contexts[16])
+    assert keys_kept(simulation) == 16
+    assert [holder.announce_key(context) for context in contexts[:16]] == announced
+    holder.announce_key(replace(contexts[16], attempt=1))
+    assert keys_kept(simulation) == 1
+
+
+def test_keys_of_another_session_in_the_same_folder_are_left_alone(simulation: Any) -> None:
+    holder, agreement = simulation.encrypted.holder, simulation.encrypted.context(0).agreement
+    other = RoundContext(agreement=replace(agreement, session=bytes(16)), round=7, attempt=0, history=bytes(32))
+    holder.announce_key(other)
+    holder.announce_key(RoundContext(agreement=agreement, round=0, attempt=0, history=bytes(32)))
+    assert keys_kept(simulation) == 2

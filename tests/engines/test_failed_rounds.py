@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from privfed.engines.coordinator import CoordinatedRun, coordinate
+from privfed.engines.server_log import ServerLog
 from privfed.errors import CohortError
 from privfed.phases import Step
 from privfed.round_record import FailedRound
@@ -41,3 +42,15 @@ def test_of_many_failed_rounds_the_last_ones_are_named_and_the_others_counted() 
     with pytest.raises(CohortError, match=r"12 of 12 rounds .*: 7 earlier ones; round 7: reason 7; .*round 11: reason 11; what") as raised:
         CoordinatedRun(rounds=(), failed=failed, first=0).check_held()
     assert "reason 6;" not in str(raised.value)
+
+
+def test_a_client_whose_approvals_did_not_come_rests_for_at_most_7_rounds_however_often_that_was(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "rounds.jsonl", used=False)
+    number, rests = 0, []
+    for _ in range(6):
+        log.add_stalled(number, ["bank_1"])
+        rests.append(next(after for after in range(1, 1000) if not log.resting(number + after)) - 1)
+        number += rests[-1] + 1
+    assert rests == [1, 3, 7, 7, 7, 7]
+    again = ServerLog(tmp_path / "rounds.jsonl", used=False)  # also after a restart
+    assert [again.resting(number - 8 + after) for after in (0, 1, 7, 8)] == [set(), {"bank_1"}, {"bank_1"}, set()]

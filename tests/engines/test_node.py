@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from privfed.agreement import RoundContext
+from privfed.engines import site_code
 from privfed.engines.coordinator import coordinate
 from privfed.engines.envelope import Answer, Request, open_answer, open_request, seal_answer, seal_request
 from privfed.engines.node import Node
@@ -417,3 +418,36 @@ def test_a_key_holder_keeps_no_upload_that_is_not_its_senders(tmp_path: Path) ->
         assert answered(deployed, node, asking(deployed, Step.HOLD, payload=b"noise")).refusal == "PrivFedError"
         assert answered(deployed, node, asking(deployed, Step.UPLOAD)).refusal == "PrivFedError"
     assert list((deployed.folder(HOLDER) / "state" / "uploads").iterdir()) == []
+
+
+def test_what_runs_of_site_py_is_what_was_checked_and_not_what_takes_its_place_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site.py"
+    site.write_text("from __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\nclass Mine:\n    x: int\n")
+    site.chmod(0o600)
+    real = site_code.read_pinned
+
+    def reading(path: Path, *, most: int) -> bytes:
+        code = real(path, most=most)
+        path.write_text("Planted = None\n")
+        path.chmod(0o666)
+        return code
+
+    monkeypatch.setattr(site_code, "read_pinned", reading)
+    names = site_code.run_site(tmp_path)
+    assert (names["__name__"], names["__file__"]) == ("privfed_site", str(site))
+    assert names["Mine"](x=3).x == 3
+    assert "Planted" not in names
+    with pytest.raises(PermissionError):
+        site_code.run_site(tmp_path)
+
+
+def test_a_site_py_that_is_too_long_is_refused_and_not_cut_off(tmp_path: Path) -> None:
+    site = tmp_path / "site.py"
+    site.write_text("X = 1\n" + "#" * 2**20)
+    site.chmod(0o600)
+    with pytest.raises(ValueError, match=r"expected site.py to hold at most 1048576 bytes, got more; nothing was done"):
+        site_code.run_site(tmp_path)
+    with pytest.raises(ValueError, match="at most"):
+        site_code.check_site(tmp_path)

@@ -3,8 +3,11 @@
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from privfed.deploy.scripts import need_program, need_python
@@ -24,7 +27,7 @@ def bare(tmp_path: Path) -> Path:
     """A folder for the PATH with nothing but what a shell needs."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("sh", "dirname", "mkdir", "chmod", "cat"):
+    for name in ("sh", "dirname", "mkdir", "chmod", "cat", "sleep"):
         (folder / name).symlink_to(str(shutil.which(name)))
     return folder
 
@@ -85,3 +88,45 @@ def test_programs_that_are_there_are_no_reason_to_stop(tmp_path: Path, bare: Pat
     script.write_text(f"{need_program('cat', install='')}{need_python('python', module='json', extra='flower')}echo started\n")
     done = run(script, bare)
     assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")
+
+
+def test_the_proxy_is_not_started_as_root_whose_nginx_could_take_no_update_and_is_started_as_another_user(
+    tmp_path: Path, bare: Path
+) -> None:
+    script = tmp_path / "start-proxy.sh"
+    script.write_text(scripts.START_PROXY.replace("/usr/sbin:/usr/local/sbin", "/nowhere"))
+    (tmp_path / "flower.env").write_text(scripts.server_environment())
+    put(bare, "nginx", "echo started")
+    put(bare, "id", "echo 0")
+    done = run(script, bare)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("privfed: nginx that root starts works as nobody, who cannot write here")
+    assert "nothing was started; give the server's folder to an ordinary user" in done.stderr
+    put(bare, "id", "echo 1000")
+    assert (run(script, bare).stdout, (tmp_path / "proxy").is_dir()) == ("started\n", True)
+
+
+@pytest.mark.parametrize("ending", ["first.sh", "second.sh"])
+def test_when_one_of_a_party_s_two_processes_ends_so_does_the_other_and_what_started_both(tmp_path: Path, bare: Path, ending: str) -> None:
+    """A server whose proxy died would else look alive, and let nobody in."""
+    flower = tmp_path / "flower"
+    flower.mkdir()
+    for name in ("first.sh", "second.sh"):
+        put(flower, name, "exit 3" if name == ending else "echo $$ > pid; exec sleep 600")
+    script = tmp_path / "start.sh"
+    script.write_text(scripts.start_all("first.sh", "second.sh"))
+    done = run(script, bare)
+    assert done.returncode == 1
+    assert "privfed: first.sh or second.sh ended" in done.stderr
+    assert is_gone(int((flower / "pid").read_text()))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, within some seconds."""
+    for _ in range(100):
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.1)
+                continue
+        return True
+    return False

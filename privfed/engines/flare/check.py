@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from privfed.deploy.certificates import certificate_problems, lets_strangers_in
+from privfed.deploy.check import environment_problems
 from privfed.deploy.deployment import SERVER, Deployment
 from privfed.engines.flare.job import COMMANDS, COORDINATOR, HEART_BEAT_TIMEOUT, PARTY
-from privfed.engines.flare.policies import FORBIDDEN, KIT, NO_CODE, STORAGE, client_resources, server_resources
+from privfed.engines.flare.policies import AUTHORIZATION, FORBIDDEN, KIT, NO_CODE, STORAGE, client_resources, server_resources
 from privfed.engines.flare.provisioning import START, start_script
 
 _SECONDS = 5.0
@@ -44,6 +45,7 @@ def problems(folder: Path, deployment: Deployment, *, name: str, now: datetime) 
         found += _target_problems(startup / f"fed_{which}.json", deployment)
     if not (folder / START).is_file() or (folder / START).read_text() != start_script(name):
         found.append(f"{START} is not what was written; see that it starts FLARE alone, with secure_train=true, or write it anew")
+    found += environment_problems(folder / "env")
     return found + _port_problems(deployment, server=server)
 
 
@@ -70,6 +72,11 @@ def _code_problems(kit: Path, *, server: bool) -> list[str]:
                 found.append(
                     f'local/authorization.json lets the role {role!r} give commands ({", ".join(commands)}); set these rights to "none"'
                 )
+            if isinstance(rights, dict) and (more := _more_rights(role, rights)):
+                found.append(
+                    f"local/authorization.json gives the role {role!r} other rights than were written ({', '.join(more)}); "
+                    "put back what was written, or forbid more"
+                )
     resources = _json(kit / "local" / "resources.json")
     allowed = resources.get("class_allow_list")
     ours = COORDINATOR if server else PARTY
@@ -80,6 +87,12 @@ def _code_problems(kit: Path, *, server: bool) -> list[str]:
     elif importlib.util.find_spec(_ALLOW_LIST_MODULE) is None:
         found.append("this nvflare knows no class_allow_list, so a job may name any installed class; install nvflare 2.9")
     return found
+
+
+def _more_rights(role: str, rights: dict[str, Any]) -> list[str]:
+    """The rights of a role that are neither what was written nor forbidden altogether. Those that nobody has are looked at elsewhere."""
+    written: dict[str, Any] = AUTHORIZATION["permissions"].get(role, {})
+    return sorted(right for right, who in rights.items() if right not in FORBIDDEN and who not in ("none", written.get(right, "none")))
 
 
 def _resource_problems(kit: Path, *, server: bool) -> list[str]:

@@ -1,8 +1,11 @@
 """The operator's command: `python -m privfed.engines.flare.submit FOLDER [JOB]` hands the job to the server and waits for its end."""
 
+import io
+import logging
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +64,10 @@ def submit(folder: Path, *, job: Path | None = None, seconds: float = 0.0) -> En
     if not (folder / KIT / "startup").is_dir():
         raise DeploymentError(f"{folder} holds no {KIT}/startup; nothing was submitted; name the operator's folder")
     where = f"{deployment.host}:{deployment.port}"
-    with _failing(f"there is no session with the server at {where}", "nothing was submitted; start it, or let the firewall pass this port"):
+    with (
+        _failing(f"there is no session with the server at {where}", "nothing was submitted; start it, or let the firewall pass this port"),
+        redirect_stdout(io.StringIO()),  # FLARE says there that it connects
+    ):
         session: Any = new_secure_session(operator_name(deployment), str(folder / KIT), timeout=_CONNECT_SECONDS)
     said: list[str] = []
     try:
@@ -107,8 +113,12 @@ def _plain(text: str) -> str:
 def main() -> int:
     """Exit code 0 if every round of the run was held that was not held before, 1 otherwise, with the reason."""
     job = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    logging.disable(logging.ERROR)  # what FLARE logs of a connection that it did not get, is said in one line below
     try:
         end = submit(Path(sys.argv[1]), job=job)
+    except KeyboardInterrupt:
+        sys.stderr.write("privfed: stopped waiting; if the job was submitted, it goes on, and the server's output says how it ends\n")
+        return 1
     except (PrivFedError, OSError, ValueError) as error:
         sys.stderr.write(f"privfed: {error}\n")
         return 1
@@ -120,4 +130,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # FLARE's threads would keep a process that was interrupted for ever

@@ -22,6 +22,7 @@ CONNECTION = "consortium"
 """Name of the SuperLink in Flower's configuration file."""
 
 _POLL_SECONDS = 2.0
+_RUN_POLL_SECONDS = 5.0  # each look is a process of a second, on the host that sums
 _COMMAND_SECONDS = 120.0
 _COMPLETED = "finished:completed"
 
@@ -75,7 +76,7 @@ def run(app: Path, *, rounds: int, time_outs: Mapping[str, float] = MappingProxy
         status, details = _status(number)
         if status.startswith("finished"):
             break
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_RUN_POLL_SECONDS)
     if status != _COMPLETED:
         raise ControlError(f"the run ended as {status}: {details or 'no reason given'}")
 
@@ -140,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run(known.app, rounds=known.rounds, time_outs=dict(known.time_out))
     except ControlError as error:
         sys.exit(f"privfed: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"privfed: stopped waiting; a run that was started goes on; see flwr list {CONNECTION}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from privfed.engines.envelope import said_step
 from privfed.engines.flower.envelope import seal, unseal
 from privfed.errors import InvalidMessageError
 
@@ -147,7 +148,9 @@ class FlowerExchange:
                     del asked[name]
                 continue
             each.missed_since = None
-            message = Message(seal(each.request), node.node_id, "train", ttl=seconds, group_id=name)
+            # Flower writes the group behind the word ROUND into the log of the party's SuperNode.
+            group = f"{said_step(each.request)}, {name}".removeprefix(", ")
+            message = Message(seal(each.request), node.node_id, "train", ttl=seconds, group_id=group)
             # One at a time: one push of all would hold every party's request in memory at once, and fail for all together.
             each.message_id = next((identifier for identifier in self._grid.push_messages([message]) if identifier), "")
             each.sent_to = node

@@ -1,5 +1,7 @@
 """What Flower needs in the folder of each party, and what is wrong with it."""
 
+import os
+import shutil
 import ssl
 import urllib.error
 import urllib.request
@@ -12,6 +14,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
 from privfed.deploy.certificates import date_problems, is_issued_by, key_problems
+from privfed.deploy.check import environment_problems
 from privfed.deploy.deployment import OPERATOR, SERVER, Deployment
 from privfed.engines.flower import scripts
 from privfed.engines.flower.app import FOLDER as APP
@@ -75,7 +78,7 @@ def problems(folder: Path, deployment: Deployment, *, name: str, now: datetime) 
     if not place.is_dir():
         return [f"{_FOLDER} is missing: put back what was made for {name!r}"]
     server = name == SERVER
-    found = _setting_problems(place, deployment, server=server)
+    found = _setting_problems(place, deployment, server=server) + environment_problems(place / "flower.env")
     for script, written in (_SERVER_SCRIPTS if server else _PARTY_SCRIPTS).items():
         if not (place / script).is_file() or (place / script).read_text() != written:
             found.append(f"{script} is not what was written, and may leave out what protects this party; put back what was written")
@@ -98,6 +101,8 @@ def _server_problems(place: Path, deployment: Deployment) -> list[str]:
     path = place / "nginx.conf"
     if not path.is_file() or path.read_text() != scripts.proxy_configuration(port=deployment.port):
         found.append("nginx.conf is not what was written; make sure that it passes on /v1/fleet/ alone, and bodies of 8 MB")
+    if shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:{scripts.NGINX_FOLDERS}") is None:
+        found.append(f"nginx is neither on the PATH nor in {scripts.NGINX_FOLDERS}, so no bank gets in; install it, version 1.22 or later")
     return found
 
 

@@ -6,6 +6,8 @@ SUPERLINK_PORT = 8000
 """Of the SuperLink, on the loopback of the server's host."""
 FIRST_NODE_PORT = 9094
 """Of the first party's SuperNode, on the loopback of its own host."""
+NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"
+"""Where nginx is, and users do not look."""
 
 _QUIET = """\
 # Nothing is reported to Flower's makers, and nothing is looked up there.
@@ -52,9 +54,14 @@ exec flower-superlink --host 127.0.0.1 --port "$PRIVFED_SUPERLINK_PORT" \\
 
 START_PROXY = (
     _BEGIN.format(purpose="Starts the proxy: the only thing that the banks, or anybody else, can reach on this host.")
-    + 'PATH="$PATH:/usr/sbin:/usr/local/sbin"  # where nginx is, and users do not look\n'
+    + f'PATH="$PATH:{NGINX_FOLDERS}"  # where nginx is, and users do not look\n'
     + need_program("nginx", install="install it, version 1.22 or later")
     + """\
+[ "$(id -u)" -ne 0 ] || {
+  echo "privfed: nginx that root starts works as nobody, who cannot write here, and every update would fail; nothing was started;" \\
+    "give the server's folder to an ordinary user, and start as that user" >&2
+  exit 1
+}
 mkdir -p proxy
 exec nginx -p "$PWD" -c "$PWD/nginx.conf"
 """
@@ -100,13 +107,15 @@ def start_all(first: str, second: str) -> str:
     """The script that starts both processes of a party as one user, to try it on one machine."""
     return f"""\
 #!/bin/sh
-# Starts both processes of this party, as one user. On a host of its own, each gets its own user: see the guide.
+# Starts both processes of this party, as one user, until one of them ends. On a host of its own, each gets its own user: see the guide.
 cd "$(dirname "$0")/flower" || exit 1
 trap 'kill $first $second 2>/dev/null' EXIT
 trap 'exit 1' INT TERM
 ./{first} & first=$!
 ./{second} & second=$!
-wait $second
+while kill -0 $first 2>/dev/null && kill -0 $second 2>/dev/null; do sleep 1 & wait $!; done
+echo "privfed: {first} or {second} ended, as it says above; so the other one is ended too" >&2
+exit 1
 """
 
 

@@ -59,7 +59,7 @@ def simulate(folder: Path, *, rounds: int, time_outs: TimeOuts | None = None, wo
         from privfed.engines.node import Node  # noqa: PLC0415
 
         # Workers are not parties: whoever is free opens the folder of the party that is asked, and lets go of it again.
-        with closing(Node(folder / message.metadata.group_id)) as node:
+        with closing(Node(folder / message.metadata.group_id.rpartition(" ")[2])) as node:
             return Message(seal(node.answer(unseal(message.content))), reply_to=message)
 
     run_simulation(

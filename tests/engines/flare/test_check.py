@@ -23,7 +23,7 @@ from privfed.cli import app
 from privfed.deploy.certificates import lets_strangers_in
 from privfed.deploy.plan import Plan
 from privfed.engines.deployments import problems, write_deployment
-from privfed.engines.flare.policies import NO_CODE
+from privfed.engines.flare.policies import FORBIDDEN, NO_CODE
 from privfed.engines.node import Node
 from privfed.engines.party_folder import read_agreement
 from privfed.errors import DeploymentError
@@ -208,6 +208,10 @@ def _set(file: str, *keys: str | int, to: object) -> Callable[[Path], object]:
     return lambda folder: edit(folder / file, *keys, to=to)
 
 
+def _append(file: str, line: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_text(f"{(folder / file).read_text()}{line}\n")
+
+
 def _agree(folder: Path, **terms: Any) -> None:
     agreement = replace(read_agreement(folder), **terms)
     (folder / "agreement.json").write_text(encode_agreement(agreement))
@@ -246,6 +250,29 @@ PLANTED: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "give commands (shell_commands)",
     ),
     "restarts": ("bank_a", _set("flare/local/authorization.json", *RIGHTS, "operate", to="any"), "give commands (operate)"),
+    "rights of another role": (
+        "bank_a",
+        _set("flare/local/authorization.json", "permissions", "member", "submit_job", to="any"),
+        "gives the role 'member' other rights than were written (submit_job)",
+    ),
+    "a role of another": (
+        "bank_a",
+        _set("flare/local/authorization.json", "permissions", "guest", to=dict.fromkeys(FORBIDDEN, "none") | {"manage_job": "any"}),
+        "gives the role 'guest' other rights than were written (manage_job)",
+    ),
+    **{
+        f"setting {line}": ("bank_a", _append("env", line), expected)
+        for line, expected in {
+            "PYTHONPATH=/elsewhere": "env sets PYTHONPATH, so that other code may run",
+            " LD_PRELOAD=x.so": "env sets LD_PRELOAD",
+            "PATH=/elsewhere:/usr/bin": "env sets PATH",
+            "PYTHONSTARTUP=x.py": "env sets PYTHONSTARTUP",
+            "A=$(curl x)": "'A=$(curl x)', which is more than a setting",
+            "export PYTHONPATH=x": "'export PYTHONPATH=x', which is more than a setting",
+            "A=1; sh x": "'A=1; sh x', which is more than a setting",
+            "A=`x`": "which is more than a setting",
+        }.items()
+    },
     "another server": (
         "bank_a",
         _set("flare/startup/fed_client.json", "servers", 0, "service", "target", to="elsewhere.example:1"),
@@ -287,6 +314,12 @@ def test_what_would_undo_a_promise_of_the_guide_is_found(
         pytest.skip("only root gives files away")
     spoil(deployment / party)
     assert expected in found(deployment / party)
+
+
+def test_settings_of_ones_own_and_rights_that_are_taken_away_are_in_order(deployment: Path) -> None:
+    _append("env", "# PYTHONPATH=x\nOMP_NUM_THREADS=2\nHTTPS_PROXY='http://proxy.example:80'\nTZ=\"Europe/Vienna\"")(deployment / "bank_a")
+    edit(deployment / "bank_a/flare/local/authorization.json", "permissions", "lead", "view", to="none")
+    assert found(deployment / "bank_a") == ""
 
 
 def test_a_decryption_key_that_others_read_or_that_is_another_or_gone_is_found(tmp_path: Path) -> None:

@@ -68,8 +68,7 @@ def test_a_class_that_is_not_ours_is_refused_at_every_bank(running: Loopback) ->
         assert "NPTrainer' at config path 'executors.#1.executor' is not in allow_list" in running.output(name), name
 
 
-@pytest.mark.parametrize("name", ["bank_a", "bank_c"])
-def test_a_server_that_gives_commands_without_a_claim_to_a_right_gets_nothing_of_a_bank(running: Loopback, name: str) -> None:
+def test_a_server_that_gives_commands_without_a_claim_to_a_right_gets_nothing_of_a_bank(running: Loopback) -> None:
     """It leaves out that the bank should look at its own policy, which is then not looked at."""
     commands = {
         "sys.shell": "cat ../identity.pem",
@@ -90,11 +89,12 @@ def test_a_server_that_gives_commands_without_a_claim_to_a_right_gets_nothing_of
     }
     job_commands = ["show_stats", "show_errors", "reset_errors", "configure_job_log"]
     coordinator = f"{_COMMANDING}.CommandingCoordinator"
-    arguments = {"bank": name, "commands": list(commands.items()), "job_commands": job_commands}
-    job = _job(running, f"commands_{name}", party=f"{_ECHO}.EchoParty", coordinator=coordinator, **arguments)
+    arguments = {"banks": ["bank_a", "bank_c"], "commands": list(commands.items()), "job_commands": job_commands}
+    job = _job(running, "commands", party=f"{_ECHO}.EchoParty", coordinator=coordinator, **arguments)
     assert running.submit(job, seconds=SECONDS) == "FINISHED:COMPLETED"
     answers = json.loads(running.output("server").rpartition(ANSWERED)[2].splitlines()[0])
-    assert answers == dict.fromkeys(commands, "'invalid_request'") | dict.fromkeys(job_commands, "invalid_request None")
+    refused = dict.fromkeys(commands, "'invalid_request'") | dict.fromkeys(job_commands, "invalid_request None")
+    assert answers == {"bank_a": refused, "bank_c": refused}
     assert "PRIVATE KEY" not in running.output("server")
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("nvflare", reason="needs nvflare: pip install 'privfed[flare
 
 from privfed.deploy.plan import Plan
 from privfed.engines.deployments import write_deployment
+from privfed.files import FolderLock
 from tests.engines.flare.loopback import Loopback, free_port
 from tests.engines.flare.plans import PAYSIM_SITE, PLAN, write_plan
 from tests.engines.flare.runs import model_at, records, reference, spent
@@ -82,3 +83,14 @@ def test_a_server_that_was_killed_between_rounds_goes_on_in_a_new_job(running: L
     check_models(running, expected, rounds=3)
     assert {name: spent(running.folder / name) for name in BANKS} == {name: (epsilon[name], 3) for name in BANKS}
     assert len([entry for entry in records(running.folder / "server") if "held" in entry]) == 3
+
+
+def test_a_job_that_is_refused_at_its_start_ends_with_the_reason_and_the_next_one_is_held(running: Loopback) -> None:
+    lock = FolderLock(running.folder / "server")
+    try:
+        assert "is in use" in running.failure(running.job("in_use", rounds=1), seconds=SECONDS)
+    finally:
+        lock.release()
+    running.failure(running.job("none", rounds=0), seconds=SECONDS)
+    assert running.submit(running.job("right", rounds=1), seconds=SECONDS) == COMPLETED
+    assert all(model_at(running.folder / name)[1] == [0] for name in BANKS)

@@ -72,3 +72,12 @@ def test_a_running_deployment_has_nothing_wrong(finished: Loopback) -> None:
     for name in ("server", *BANKS):
         result = CliRunner().invoke(app, ["deploy", "check", str(finished.folder / name)])
         assert (result.exit_code, result.stdout.startswith("Nothing is wrong")) == (0, True), result.stdout
+
+
+def test_a_job_that_is_submitted_again_when_all_rounds_are_held_ends_at_once_and_leaves_the_banks_free(finished: Loopback) -> None:
+    """A bank that still waited for that job would not be in the next one."""
+    assert finished.submit(seconds=SECONDS) == "FINISHED:COMPLETED", finished.output("server")
+    assert [model_at(finished.folder / name)[1] for name in BANKS] == 3 * [[0, 1, 2]]
+    for name in BANKS:
+        pid = finished.processes[name].pid
+        finished.wait_until(lambda pid=pid: len(commands(pid)) == 1, f"the job at {name} to end", seconds=SECONDS)

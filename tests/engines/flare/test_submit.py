@@ -1,17 +1,22 @@
 """The operator's command over FLARE: it fails loudly, and says why, also where FLARE says that a job completed."""
 
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("nvflare", reason="needs nvflare: pip install 'privfed[flare]'")
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.signal import Signal
 from nvflare.fuel.flare_api import api_spec
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
@@ -22,6 +27,8 @@ from privfed.engines.deployments import write_deployment
 from privfed.engines.flare import controller as module
 from privfed.engines.flare import submit
 from privfed.engines.flare.controller import Coordinator
+from privfed.engines.forbidden import forbid_secrets
+from privfed.files import FolderLock
 from privfed.phases import Step
 from tests.engines.deployed import SERVER, Deployed, deploy
 from tests.engines.exchanges import LocalExchange, dropping
@@ -32,13 +39,27 @@ COMPLETED, FAILED = "FINISHED:COMPLETED", "FINISHED:EXECUTION_EXCEPTION"
 
 
 class Context:
-    """FLARE's context, as far as a controller and the collector of statistics use it."""
+    """FLARE's context, as far as a controller and the collector of statistics use it; and its engine, which knows who is in the job."""
 
-    def __init__(self, **properties: Any) -> None:
+    def __init__(self, *, clients: tuple[str, ...] = (), peer: str = "", **properties: Any) -> None:
         self.properties = properties
+        self.clients = clients
+        self.peer = peer
 
     def get_prop(self, name: str) -> Any:
         return self.properties.get(name)
+
+    def get_engine(self) -> "Context":
+        return self
+
+    def get_clients(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in self.clients]
+
+    def get_peer_context(self) -> "Context":
+        return self
+
+    def get_identity_name(self) -> str:
+        return self.peer
 
 
 def statistics(coordinator: Coordinator) -> dict[str, Any]:
@@ -51,8 +72,11 @@ def statistics(coordinator: Coordinator) -> dict[str, Any]:
 class Job:
     """A coordinator in a job of FLARE, and how that ended."""
 
-    def __init__(self, deployed: Deployed, exchange: LocalExchange, monkeypatch: pytest.MonkeyPatch, *, rounds: int) -> None:
+    def __init__(
+        self, deployed: Deployed, exchange: LocalExchange, monkeypatch: pytest.MonkeyPatch, *, rounds: int, clients: tuple[str, ...] = ()
+    ) -> None:
         self.panics: list[str] = []
+        self.clients = clients
         self.coordinator = Coordinator(rounds)
         monkeypatch.setattr(module, "forbid_secrets", lambda: None)  # this process has them: it holds the banks too
         monkeypatch.setattr(module, "FlareExchange", lambda *_, **__: exchange)
@@ -60,8 +84,24 @@ class Job:
         monkeypatch.setattr(self.coordinator, "system_panic", lambda reason, _: self.panics.append(reason))
 
     def run(self, abort: Signal | None = None) -> None:
-        context: Any = Context()
+        context: Any = Context(clients=self.clients)
         self.coordinator.control_flow(abort or Signal(), context)
+
+    def join(self, name: str) -> None:
+        """A client's first request for a task."""
+        context: Any = Context(peer=name)
+        self.coordinator.handle_event(EventType.BEFORE_PROCESS_TASK_REQUEST, context)
+
+    def runs_until(self, *names: str) -> None:
+        """Runs, and looks whether it ends when the last of these has joined, and not before."""
+        running = threading.Thread(target=self.run)
+        running.start()
+        for name in names:
+            running.join(0.5)
+            assert running.is_alive(), f"the job ended before {name} was in it"
+            self.join(name)
+        running.join(30)
+        assert not running.is_alive()
 
 
 @pytest.fixture
@@ -105,6 +145,65 @@ def test_a_job_that_failed_ends_also_if_nobody_asks_why(deployed: Deployed, monk
         abort.trigger("aborted")
         job.run(abort)
     assert len(job.panics) == 2
+
+
+def test_a_job_in_which_nothing_is_left_to_do_does_not_end_before_all_parties_are_in_it(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE tells the end to those who are there, once: who came later would wait for ever, and the operator with it."""
+    with LocalExchange(deployed) as exchange:
+        Job(deployed, exchange, monkeypatch, rounds=1).run()
+        job = Job(deployed, exchange, monkeypatch, rounds=1, clients=deployed.names)
+        job.runs_until(*deployed.names)
+    assert job.panics == []
+
+
+@pytest.mark.parametrize("what", ["folder in use", "no agreement", "secrets"])
+def test_a_job_that_is_refused_at_its_start_does_not_end_before_all_parties_are_in_it(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(module, "_TELLING_SECONDS", 0.0)
+    with LocalExchange(deployed, names=()) as exchange, ExitStack() as stack:
+        job = Job(deployed, exchange, monkeypatch, rounds=1, clients=("bank_0", "bank_1"))
+        if what == "folder in use":
+            stack.callback(FolderLock(deployed.folder(SERVER)).release)
+        elif what == "no agreement":
+            (deployed.folder(SERVER) / "agreement.json").unlink()
+        else:
+            monkeypatch.setattr(module, "forbid_secrets", forbid_secrets)
+            monkeypatch.setattr(job, "run", suppressed(job.run))
+        job.runs_until("bank_0", "bank_1")
+    assert len(job.panics) == (what != "secrets")
+
+
+def suppressed(run: Callable[[], None]) -> Callable[[], None]:
+    """As FLARE, which takes any error of a workflow as the end of the job."""
+
+    def running() -> None:
+        with suppress(ImportError):
+            run()
+
+    return running
+
+
+def test_a_job_does_not_wait_for_parties_that_are_gone_or_longer_than_for_a_status_or_when_it_is_aborted(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalExchange(deployed) as exchange:
+        Job(deployed, exchange, monkeypatch, rounds=1).run()
+        job = Job(deployed, exchange, monkeypatch, rounds=1, clients=("bank_0", "bank_1"))
+        gone = {"bank_1"}
+        monkeypatch.setattr(job.coordinator, "get_client_disconnect_time", lambda name: 1.0 if name in gone else None)
+        job.runs_until("bank_0")
+        gone.clear()
+        monkeypatch.setattr(job, "coordinator", Coordinator(1, {"status": 0.5}))
+        begun = time.monotonic()
+        job.run()
+        assert 0.5 <= time.monotonic() - begun < 10
+        monkeypatch.setattr(job, "coordinator", Coordinator(1, {"status": 600.0}))
+        abort = Signal()
+        abort.trigger("aborted")
+        job.run(abort)
 
 
 def test_what_another_library_says_of_the_servers_files_stays_at_the_server(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,3 +342,27 @@ def test_the_operators_script_passes_the_exit_code_on(operator: Path, tmp_path: 
     python.chmod(0o700)
     done = subprocess.run([operator / "submit.sh"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "-m privfed.engines.flare.submit .\n")
+
+
+def test_without_a_server_the_command_says_so_in_one_line_and_an_interrupted_one_ends(operator: Path) -> None:
+    """In a process of its own: FLARE logs, and leaves threads that keep it alive."""
+    program = "from privfed.engines.flare import submit; submit._CONNECT_SECONDS = {}; submit.main()"
+    command = [sys.executable, "-c", program.format(2.0), str(operator)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
+    assert done.stderr.startswith("privfed: there is no session with the server at ")
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "privfed.engines.flare.submit", str(operator)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(psutil.Process(waiting.pid).threads()) < 2:  # until FLARE tries to connect, with threads of its own
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(3)
+        waiting.send_signal(signal.SIGINT)
+        out, err = waiting.communicate(timeout=30)
+    finally:
+        waiting.kill()
+    assert (waiting.returncode, out, err.count("\n")) == (1, "", 1), err
+    assert err.startswith("privfed: stopped waiting; if the job was submitted, it goes on")

@@ -24,6 +24,10 @@ class HostileNode:
         self._faults = faults
         self._kept = b""
 
+    @property
+    def most_bytes(self) -> int:
+        return self._node.most_bytes
+
     def answer(self, request: bytes) -> bytes:
         honest = self._node.answer(request)
         if step_of(request) is not Step.UPLOAD or round_of(request) >= len(self._faults):

@@ -123,7 +123,7 @@ class Place:
         assert sum(line.startswith(f"{name}=") for line in lines) == 1
         path.write_text("".join(f"{name}={value}\n" if line.startswith(f"{name}=") else f"{line}\n" for line in lines))
 
-    def start(self, party: str, script: str, *arguments: str) -> Started:
+    def start(self, party: str, script: str, *arguments: str, user: str | None = None) -> Started:
         name = f"{party}-{script}-{sum(key.startswith(f'{party}-{script}') for key in self.started)}"
         log = self.root / f"{name}.log"
         with log.open("wb") as sink:
@@ -134,6 +134,7 @@ class Place:
                 stderr=subprocess.STDOUT,
                 env=self.variables(party),
                 start_new_session=True,
+                user=user,
             )
         self.started[name] = Started(name, process, log)
         return self.started[name]

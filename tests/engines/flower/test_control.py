@@ -66,3 +66,14 @@ def test_no_flwr_on_the_path_is_said_and_what_to_do(tmp_path: Path, monkeypatch:
 def test_an_answer_of_another_form_is_an_error_that_says_what_is_missing(flwr: Make, tmp_path: Path, text: str, expected: str) -> None:
     flwr(text)
     assert expected in reason("run", str(tmp_path), "--rounds", "1")
+
+
+def test_a_command_that_is_interrupted_says_in_one_line_that_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control, "run", interrupted)
+    assert (
+        reason("run", str(tmp_path), "--rounds", "1")
+        == "privfed: stopped waiting; a run that was started goes on; see flwr list consortium"
+    )

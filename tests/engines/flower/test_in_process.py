@@ -36,6 +36,10 @@ class Stoppable:
     def __init__(self, node: Answering) -> None:
         self._node = node
 
+    @property
+    def most_bytes(self) -> int:
+        return self._node.most_bytes
+
     def answer(self, request: bytes) -> bytes:
         if request == b"stop":
             raise NodeStoppedError
@@ -79,7 +83,11 @@ def test_three_rounds_end_with_the_integers_of_the_local_engine(tmp_path: Path) 
     deployed = deploy(tmp_path / "parties")
     with grid_of(deployed) as grid:
         run(deployed, grid, rounds=3)
+        groups = [message.metadata.group_id for message in grid.nodes[0].received]
     history = simulated(deployed, tmp_path / "local", rounds=3)
+    # What the log of the bank's SuperNode says behind the word ROUND.
+    assert groups[::5] == ["0, STATUS, bank_0", "1, STATUS, bank_0", "2, STATUS, bank_0"]
+    assert groups[1:5] == [f"0, {step}, bank_0" for step in ("SETUP", "UPLOAD", "APPROVE", "OPEN")]
     assert not np.array_equal(history.model.values, history.initial.values)
     assert all(np.array_equal(values, history.model.values) for values in models(deployed))
 

@@ -1,6 +1,7 @@
 """What a Flower deployment's folders hold, and what is said when something in them is wrong."""
 
 import datetime
+import os
 import re
 import shutil
 import ssl
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from privfed import __version__
-from privfed.engines.flower import certificates, control, provisioning
+from privfed.engines.flower import certificates, control, provisioning, scripts
 from privfed.engines.flower.provisioning import write
 
 PARTIES = ("bank_a", "bank_b", "key_holder")
@@ -35,6 +36,18 @@ def deployment() -> Any:
 def server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """What answers at the port is told apart with a real proxy, elsewhere."""
     monkeypatch.setattr(provisioning, "_port_problems", lambda *_, **__: [])
+
+
+@pytest.fixture(autouse=True)
+def nginx_is_there(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_nginx(tmp_path_factory.mktemp("bin"), monkeypatch)
+
+
+def put_nginx(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of this name on the path."""
+    (folder / "nginx").write_text("#!/bin/sh\n")
+    (folder / "nginx").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
 def problems(folder: Path, deployment: Any) -> list[str]:
@@ -171,6 +184,11 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda place: (place / "consortium-app/consortium_app/server.py").write_text("import os\n"),
         "consortium-app is not the app",
     ),
+    "another Python": (
+        "bank_a",
+        lambda place: (place / "flower.env").write_text((place / "flower.env").read_text() + "PYTHONPATH=/elsewhere\n"),
+        "flower.env sets PYTHONPATH",
+    ),
     "no environment": ("bank_a", _remove("flower.env"), "flower.env lacks FLWR_TELEMETRY_ENABLED=0"),
 }
 
@@ -179,6 +197,17 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
 def test_what_is_wrong_is_said(party: str, spoil: Callable[[Path], object], expected: str, folder: Path, deployment: Any) -> None:
     spoil(folder / party / "flower")
     assert any(expected in problem for problem in problems(folder / party, deployment))
+
+
+def test_a_server_s_host_without_nginx_is_found_and_a_bank_needs_none(
+    folder: Path, deployment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "NGINX_FOLDERS", "/nowhere")
+    assert problems(folder / "server", deployment) == []
+    monkeypatch.setenv("PATH", "/nowhere")
+    (problem,) = problems(folder / "server", deployment)
+    assert problem.startswith("nginx is neither on the PATH nor in /nowhere, so no bank gets in; install it")
+    assert problems(folder / "bank_a", deployment) == []
 
 
 def test_a_folder_without_flowers_part_is_said_to_be_one(tmp_path: Path, deployment: Any) -> None:
@@ -240,7 +269,7 @@ def listed(status: str, details: str = "") -> str:
 
 
 def test_a_run_is_followed_to_its_end(fake_flwr: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(control, "_RUN_POLL_SECONDS", 0.01)
     calls = fake_flwr(STARTED, listed("running"), listed("running"), listed("finished:completed"))
     control.run(tmp_path, rounds=3)
     assert len(calls.read_text().splitlines()) == 4

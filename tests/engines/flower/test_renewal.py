@@ -20,6 +20,7 @@ from privfed.engines.deployments import problems, write_deployment
 from privfed.engines.flower import provisioning, server
 from privfed.files import FolderLock
 from tests.engines.flare.plans import PLAN, write_plan
+from tests.engines.flower.test_provisioning import put_nginx
 
 BANKS = ("bank_a", "bank_b", "bank_c")
 PARTIES = ("server", *BANKS)
@@ -38,6 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def deployment(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(provisioning, "_port_problems", lambda *_, **__: [])
+    put_nginx(tmp_path, monkeypatch)
     shutil.copytree(made, tmp_path / "deployment")
     return tmp_path / "deployment"
 

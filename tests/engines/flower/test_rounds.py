@@ -41,10 +41,11 @@ def settle(root: Path, **terms: Any) -> tuple[Deployed, Place]:
 
 
 def start_all(deployed: Deployed, place: Place) -> dict[str, tuple[Started, Started]]:
+    nodes = {name: place.start(name, "start-node.sh") for name in deployed.names}  # they load their data beside the SuperLink's start
     place.start_superlink()
-    parties = {name: place.start_party(name) for name in deployed.names}
-    place.wait_until_online(*(supernode for _, supernode in parties.values()))
-    return parties
+    supernodes = {name: place.start(name, "start-supernode.sh") for name in deployed.names}
+    place.wait_until_online(*supernodes.values())
+    return {name: (nodes[name], supernodes[name]) for name in deployed.names}
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
