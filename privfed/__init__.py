@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "FedAvg": "privfed.aggregation.rules",
     "MultiKrum": "privfed.aggregation.rules",
-    "OpeningPolicy": "privfed.agreement",
+    "OpeningPolicy": "privfed.policy",
     "Validator": "privfed.agreement",
     "run_audit": "privfed.audit.run",
     "Client": "privfed.client",

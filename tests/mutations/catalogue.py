@@ -572,8 +572,8 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "a fault on the layers of the model itself is no fault",
         "privfed/audit/metering.py",
-        "for meter in (self.noise, self.weight, *self.on_the_model) if meter.fault is not None",
-        "for meter in (self.noise, self.weight) if meter.fault is not None",
+        "return (self.noise, self.weight, *self.further, *self.on_the_model)",
+        "return (self.noise, self.weight, *self.further)",
         ("tests/test_metering.py",),
     ),
     Mutation(

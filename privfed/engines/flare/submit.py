@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -116,9 +117,6 @@ def main() -> int:
     logging.disable(logging.ERROR)  # what FLARE logs of a connection that it did not get, is said in one line below
     try:
         end = submit(Path(sys.argv[1]), job=job)
-    except KeyboardInterrupt:
-        sys.stderr.write("privfed: stopped waiting; if the job was submitted, it goes on, and the server's output says how it ends\n")
-        return 1
     except (PrivFedError, OSError, ValueError) as error:
         sys.stderr.write(f"privfed: {error}\n")
         return 1
@@ -129,7 +127,15 @@ def main() -> int:
     return 1
 
 
+def _interrupted(*_: object) -> None:
+    """Ends at once, without unwinding: there FLARE waits for threads of its own, which may not end."""
+    sys.stderr.write("privfed: stopped waiting; if the job was submitted, it goes on, and the server's output says how it ends\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, _interrupted)
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
