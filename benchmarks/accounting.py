@@ -38,7 +38,6 @@ PRV_ERROR = 0.011  # Opacus adds its error bound of 0.01 to what it finds
 GRID_ERROR = 1e-3
 ROUNDS = 20  # of equal length, of which the last one's check is timed
 _SERIAL: Iterator[int] = count()
-_WIDTH = 170  # also where the output goes to a file
 
 # Noise multiplier, sample rate, steps, delta. The golden values of the tests.
 SETTINGS = (

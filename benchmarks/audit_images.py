@@ -19,11 +19,10 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from benchmarks.attacks.images import relu_network
 from benchmarks.audit_grid import DELTA, DOSSIER, MAX_GRAD_NORM, PARAMS, Setting, defences, noisy, part_of, seen
-from benchmarks.experiment import wide_console
+from benchmarks.experiment import print_table
 from privfed.attacks.facts import SoftmaxLoss
 from privfed.attacks.image_inversion import CosineInversion, DeepLeakage
 from privfed.attacks.image_scoring import ImageScore, grey_images, mean_images, score_images
@@ -358,10 +357,7 @@ def main(
             for thing in things:
                 typer.echo(json.dumps({"kind": kind} | asdict(thing), allow_nan=False))
     else:
-        shown = Table(*_HEAD, title=f"What the best attack saw, mean of {seeds} batches (95 % interval)")
-        for one in summaries:
-            shown.add_row(*cells(one))
-        wide_console().print(shown)
+        print_table(f"What the best attack saw, mean of {seeds} batches (95 % interval)", _HEAD, map(cells, summaries))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         command = "python -m benchmarks.audit_images" + (" --quick" if quick else "" if seeds == SEEDS else f" --seeds {seeds}")

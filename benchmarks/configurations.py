@@ -90,24 +90,21 @@ class Configuration:
     robust: bool = False
 
 
-LOCAL, CENTRAL = Configuration(name="local-only"), Configuration(name="central")
+LOCAL, CENTRAL, FED_AVG = (Configuration(name=name) for name in ("local-only", "central", "FedAvg"))
+LEAST_NOISE, MOST_NOISE = (Configuration(name=f"FedAvg + DP, epsilon {epsilon}", epsilon=float(epsilon)) for epsilon in (8, 1))
 CONFIGURATIONS = (
     LOCAL,
     CENTRAL,
-    Configuration(name="FedAvg"),
+    FED_AVG,
     Configuration(name="FedProx", proximal=True),
-    Configuration(name="FedAvg + DP, epsilon 8", epsilon=8.0),
+    LEAST_NOISE,
     Configuration(name="FedAvg + DP, epsilon 3", epsilon=3.0),
-    Configuration(name="FedAvg + DP, epsilon 1", epsilon=1.0),
+    MOST_NOISE,
     Configuration(name="FedAvg + HE", keys="shared"),
     Configuration(name="FedAvg + DP + HE, epsilon 3", keys="shared", epsilon=3.0),
     Configuration(name="ThresholdKey", keys="threshold"),
     Configuration(name="DP + HE + geometric median, epsilon 3", keys="shared", epsilon=3.0, robust=True),
 )
-
-
-FED_AVG = CONFIGURATIONS[2]
-TUNED_WITHOUT, TUNED_WITH = (FED_AVG,), (CONFIGURATIONS[4], CONFIGURATIONS[6])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +327,7 @@ def best_rate(tuning: Sequence[Outcome]) -> float:
 
 def run(table: pd.DataFrame, source: Source, size: Size, finished: FinishedRuns) -> Results:
     """All runs, with progress on stderr; those that are finished, from where they are kept."""
-    kinds = (TUNED_WITHOUT, size.plain_rates), (TUNED_WITH, size.private_rates)
+    kinds = ((FED_AVG,), size.plain_rates), ((LEAST_NOISE, MOST_NOISE), size.private_rates)
     tried = sum(len(tuned) * len(rates) for tuned, rates in kinds if len(rates) > 1)
     with round_bar() as bar:
         task = bar.add_task("", total=len(size.feature_sets) * (len(size.seeds) * len(CONFIGURATIONS) + tried) * size.rounds)

@@ -20,10 +20,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import typer
-from rich.table import Table
 from torch import nn
 
-from benchmarks.experiment import DOSSIER, AsJson, Cache, FinishedRuns, Output, need_matplotlib, round_bar, versions_of, wide_console
+from benchmarks.experiment import DOSSIER, AsJson, Cache, FinishedRuns, Output, need_matplotlib, print_table, round_bar, versions_of
 from benchmarks.he.meter import Meter
 from privfed.client import Client, Trainer
 from privfed.consortium import Consortium, Plaintext
@@ -541,17 +540,12 @@ def main(*, quick: QuickRound = False, as_json: AsJson = False, large: Largest =
             typer.echo(json.dumps({"kind": "ratios"} | asdict(ratios(costs)), allow_nan=False))
     else:
         for costs in results:
-            shown = Table(title=f"{costs[0].clients} clients, {costs[0].parameters:,} parameters, {costs[0].steps} steps")
-            shown.add_column(_HEAD[0], no_wrap=True)
-            for name in (*_HEAD[1:5], *_HEAD[-4:]):
-                shown.add_column(name)
-            for cost in costs:
-                row = cells(cost, ratios(costs))
-                shown.add_row(*row[:5], *row[-4:])
-            wide_console().print(shown)
+            title = f"{costs[0].clients} clients, {costs[0].parameters:,} parameters, {costs[0].steps} steps"
+            rows = [cells(cost, ratios(costs)) for cost in costs]
+            print_table(title, (*_HEAD[:5], *_HEAD[-4:]), [(*row[:5], *row[-4:]) for row in rows])
         for costs in () if quick else report.rounds:
             for sentence in verdicts(ratios(costs)):
-                wide_console().print(sentence.replace("*", ""), highlight=False)
+                typer.echo(sentence.replace("*", ""))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         draw(report, folder / "round.svg")

@@ -98,24 +98,24 @@ class EscrowHolder:
             OpeningRefusedError: If keys of too many histories were announced for this attempt; nothing was done.
         """
         name, session = _key_name(context), context.agreement.session
-        announced = [each for each in self._outbox.names("") if each.startswith(_session_keys(session))]
-        later = [each for each in announced if each.rpartition("-")[0] > name.rpartition("-")[0]]
-        if later:
+        announced = {each: _attempt_of(each) for each in self._outbox.names("") if each.startswith(_session_keys(session))}
+        attempt = _attempt_of(name)
+        if any(each > attempt for each in announced.values()):
             raise RoundMismatchError(
                 f"the request for a key of round {context.round}, attempt {context.attempt}, came after one for a later round or attempt; "
                 "nothing was done"
             )
         if name not in announced:
-            here = [each for each in announced if each.rpartition("-")[0] == name.rpartition("-")[0]]
-            if len(here) >= _MOST_KEYS:
+            histories = sum(each == attempt for each in announced.values())
+            if histories >= _MOST_KEYS:
                 raise OpeningRefusedError(
-                    f"keys of {len(here)} histories were announced for attempt {context.attempt} at round {context.round}; "
+                    f"keys of {histories} histories were announced for attempt {context.attempt} at round {context.round}; "
                     "nothing was done; begin a new attempt"
                 )
             key = self._attempt_key(context)
             self._outbox.put(name, encode_holder_key(context, self._identity, key.public_key(), key.encryption_key))
-        for each in announced:
-            if each.rpartition("-")[0] < name.rpartition("-")[0]:
+        for each, earlier in announced.items():
+            if earlier < attempt:
                 self._outbox.path(each).unlink()
         self.key_id(context)
         return self._outbox.get(name)
@@ -262,8 +262,13 @@ def _session_keys(session: bytes) -> str:
 
 
 def _key_name(context: RoundContext) -> str:
-    """Names in the order of rounds and attempts, up to the last dash.
+    """Names in the order of `_attempt_of`.
 
     With its history: what a server says of it must not use up the one name of an attempt.
     """
     return f"{_session_keys(context.agreement.session)}{context.round:010d}-{context.attempt:010d}-{context.digest.hex()}"
+
+
+def _attempt_of(name: str) -> str:
+    """The part of a key's name that says session, round and attempt, in the order of rounds and attempts."""
+    return name.rpartition("-")[0]

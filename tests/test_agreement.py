@@ -28,7 +28,9 @@ def test_the_policy_allows_enough_clients_with_small_shares() -> None:
 
 @pytest.mark.parametrize("coefficients", [{}, {"a": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 0}])
 def test_the_policy_counts_clients_with_a_positive_coefficient_only(coefficients: dict[str, int]) -> None:
-    with pytest.raises(OpeningRefusedError, match=r"a positive coefficient are [012], and the policy demands 3 .*; nothing was opened"):
+    with pytest.raises(
+        OpeningRefusedError, match=r"a positive coefficient are [012], and the policy demands 3 \(min_clients\); nothing was opened"
+    ):
         OpeningPolicy(min_clients=3).check(coefficients)
 
 

@@ -62,7 +62,7 @@ def test_a_participant_refuses_another_rule(joint: Any) -> None:
 def test_a_participant_refuses_too_few_participants(joint: Any) -> None:
     digest = announced(joint)
     data = altered(joint, participants=digest.participants[:2], coefficients=(1, 1), upload_hashes=digest.upload_hashes[:2])
-    with pytest.raises(OpeningRefusedError, match="policy demands 3 .*; nothing was opened"):
+    with pytest.raises(OpeningRefusedError, match=r"policy demands 3 \(min_clients\); nothing was opened"):
         joint.approve("bank_00", data)
 
 
