@@ -11,8 +11,8 @@ from privfed.trust import EscrowTrust
 from privfed.wire import encode_approval, read_digest
 from privfed.wire_commit import check_committed
 
-Witness = Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
-"""Countersigns the heads of the ledgers of others: from statements by owner to signatures by owner, or a refusal."""
+Witness = Callable[[Mapping[str, bytes]], bytes]
+"""Countersigns the heads of ledgers: from the statements of all participants, by owner, to one signature under them, or a refusal."""
 
 
 Answer = Callable[[tuple[str, ...]], bytes]
@@ -61,7 +61,7 @@ def approve(
         upload_hash: `digest.hash_message` of the upload that the participant sent.
         journal: The participant's own.
         statement: Of the head of its ledger, as the participant sent it with its upload.
-        witness: Remembers and countersigns the heads of the other participants' ledgers; needed if the agreement names any.
+        witness: Remembers the heads of the other participants' ledgers and countersigns all; needed if the agreement names any.
         answer: Gives what goes with the approval where the trust mode has quorums. As the approval, it is for one digest of a round only.
         committed: Hash of the upload to which each client committed before this one handed out its own, by name, where there is a key
             holder; else None.
@@ -97,10 +97,9 @@ def approve(
     kept = journal.approval(context, digest.digest(context))
     if kept is not None:
         return kept
-    others = {name: statement for name, statement in statements.items() if name != identity.name}
-    countersignatures: Mapping[str, bytes] = {} if witness is None else witness(others)
+    countersignature = witness(statements) if witness is not None and statements else b""
     answered = b"" if answer is None else answer(digest.participants)
     journal.approve(context, digest.digest(context))
-    approval = encode_approval(context, identity, digest, countersignatures, answer=answered)
+    approval = encode_approval(context, identity, digest, countersignature, answer=answered)
     journal.keep_approval(context, approval)
     return approval

@@ -223,10 +223,12 @@ class Trainer:
         if self._client.ledger is not None:
             check_stated(self._client.ledger, statement, owner=owner, context=context)
 
-    def record_head(self, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, owner: Party, context: bytes) -> None:
+    def record_head(
+        self, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, shown: Sequence[bytes], owner: Party, context: bytes
+    ) -> None:
         """See `countersign.record`."""
         if self._client.ledger is not None:
-            record(self._client.ledger, statement, answers, owner=owner, context=context)
+            record(self._client.ledger, statement, answers, shown=shown, owner=owner, context=context)
 
     def remember(self, directory: Path, *, rounds: tuple[int, ...]) -> None:
         """Keeps what training must not forget in a folder, or takes up again what is kept there.

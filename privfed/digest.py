@@ -12,18 +12,21 @@ from privfed.trust import ThresholdTrust
 
 COUNT_BYTES = 4
 COEFFICIENT_BYTES = 8
-ABRIDGED_BYTES = DIGEST_BYTES + SEALED_TAGS_BYTES + SIGNATURE_BYTES
+ABRIDGED_BYTES = DIGEST_BYTES + SEALED_TAGS_BYTES
 
 
 def abridge(data: bytes) -> bytes:
-    """SHA-256 of a signed message but for its end, and the end: 188 bytes that show an opener the sealed tags of an upload."""
-    end = max(0, len(data) - SEALED_TAGS_BYTES - SIGNATURE_BYTES)
-    return hashlib.sha256(memoryview(data)[:end]).digest() + data[end:]
+    """SHA-256 of a signed message but for what is in front of its signature, and that: 124 bytes that show the sealed tags of an upload."""
+    tags = max(0, len(data) - SEALED_TAGS_BYTES - SIGNATURE_BYTES)
+    signature = max(tags, len(data) - SIGNATURE_BYTES)
+    state = hashlib.sha256(memoryview(data)[:tags])
+    state.update(memoryview(data)[signature:])
+    return state.digest() + data[tags:signature]
 
 
 def sealed_tags(abridged: bytes) -> bytes:
     """The sealed tags of an upload, out of what `abridge` left of it."""
-    return abridged[DIGEST_BYTES:-SIGNATURE_BYTES]
+    return abridged[DIGEST_BYTES:]
 
 
 def hash_abridged(abridged: bytes) -> bytes:
@@ -34,7 +37,7 @@ def hash_abridged(abridged: bytes) -> bytes:
 def hash_message(data: bytes) -> bytes:
     """Hash of a whole signed message, 32 bytes: how a digest refers to an upload and a journal to an aggregate.
 
-    SHA-256 over what `abridge` leaves, so that who knows the hash can check the end of a message without the rest of it.
+    SHA-256 over what `abridge` leaves, so that who knows the hash can check the sealed tags in a message without the rest of it.
     """
     return hash_abridged(abridge(data))
 

@@ -14,7 +14,8 @@ from privfed.journal import Journal
 from privfed.keyholder import Opener
 from privfed.keys.party import Party
 from privfed.release import open_release, open_scored_release
-from privfed.wire_aggregate import OpenableAggregate, SealedSum, SignedHeads, Total
+from privfed.wire_aggregate import OpenableAggregate, SealedSum, Total
+from privfed.wire_approved import SignedHeads
 from privfed.wire_escrow import Weighing, read_opened
 
 

@@ -22,7 +22,8 @@ from privfed.he.secret import RoundKey, check_sum, open_sum
 from privfed.he.threshold import OnePolynomialVector
 from privfed.journal import Journal
 from privfed.update import Aggregate, PlainVector
-from privfed.wire_aggregate import OpenableAggregate, SealedSum, SignedHeads, Total, decode_aggregate
+from privfed.wire_aggregate import OpenableAggregate, SealedSum, Total, decode_aggregate
+from privfed.wire_approved import SignedHeads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,15 @@
 r"""The frame of every message: who says what kind of thing about which round, signed.
 
-    magic "privfed\0" | version 1 | kind 1 | sender | session 16 | round 4 | attempt 4 | history 32 | roster 32 | params 32 | layout 32 |
-    start 32 | weights 32 | rule 32 | policy 32 | populations 32 | silo noise 32 | private weights 32 | trust mode 32 | key id 16 |
+    magic "privfed\0" | version 1 | kind 1 | sender | session 16 | round 4 | attempt 4 | history 32 | agreement 32 | hints 44 | key id 16 |
     library versions | payload length 8 | payload | Ed25519 signature 64
 
-Numbers are big-endian; sender and library versions are ASCII with a length byte in front; the eleven fields of 32 bytes behind the
-history are `Agreement.parts`. The signature covers every byte before it. Nothing behind the sender is looked at before the length was
-bounded and the signature verified; nothing in the payload before the whole header agrees with what the receiver expects.
+Numbers are big-endian; sender and library versions are ASCII with a length byte in front. The agreement is `Agreement.digest`, which
+fixes all that was agreed; the hints are the first four bytes of each of `Agreement.parts`, for naming what differs if it does. The first
+message of a party says its library versions, later ones have none. The signature covers every byte before it. Nothing behind the sender
+is looked at before the length was bounded and the signature verified; nothing in the payload before the whole header agrees with what the
+receiver expects.
+
+A receiver that expects a message knows all of its header but the sender. So inside of another message it travels without: see `detach`.
 """
 
 import struct
@@ -29,12 +32,15 @@ from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity
 from privfed.trust import EscrowTrust
 
 MAGIC = b"privfed\0"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_TEXT_BYTES = 255
 _PREFIX = struct.Struct(f">{len(MAGIC)}sBB")
 _ROUND = struct.Struct(f">{SESSION_BYTES}sII{DIGEST_BYTES}s")
 _PARTS = ("roster", "params", "layout", "start", "weights", "rule", "policy", "populations", "silo noise", "private weights", "trust mode")
-MAX_FRAME_BYTES = _PREFIX.size + _ROUND.size + len(_PARTS) * DIGEST_BYTES + KEY_ID_BYTES + 2 * (1 + MAX_TEXT_BYTES) + 8 + SIGNATURE_BYTES
+_HINT_BYTES = 4
+_AGREED_BYTES = DIGEST_BYTES + len(_PARTS) * _HINT_BYTES
+_SIZE_BYTES = 8
+MAX_FRAME_BYTES = _PREFIX.size + _ROUND.size + _AGREED_BYTES + KEY_ID_BYTES + 2 * (1 + MAX_TEXT_BYTES) + _SIZE_BYTES + SIGNATURE_BYTES
 
 
 class Kind(IntEnum):
@@ -57,6 +63,7 @@ class Kind(IntEnum):
     HOLDER_KEY = 24
 
 
+_FIRST = (Kind.SETUP, Kind.HOLDER_KEY)
 _FROM_HOLDER = (Kind.OPENED, Kind.HOLDER_KEY)
 _FROM_SERVER = (Kind.DIGEST, Kind.AGGREGATE, Kind.PRODUCTS, Kind.SHARES, Kind.REQUEST, Kind.COMMITS)
 
@@ -145,18 +152,8 @@ def seal(context: RoundContext, identity: Identity, kind: Kind, *, key_id: bytes
     """
     if identity.public not in _speakers(context, kind):
         raise ValueError(f"expected an identity that the roster pins for {kind.name}, got {identity.name!r}")
-    agreement = context.agreement
-    parts = (
-        _PREFIX.pack(MAGIC, FORMAT_VERSION, kind),
-        write_text(identity.name),
-        _ROUND.pack(agreement.session, context.round, context.attempt, context.history),
-        *(agreement.parts[part] for part in _PARTS),
-        key_id,
-        write_text(agreement.params.versions),
-        (len(payload) + sum(len(chunk) for chunk in chunks)).to_bytes(8, "big"),
-        payload,
-        *chunks,
-    )
+    size = len(payload) + sum(len(chunk) for chunk in chunks)
+    parts = (_header(context, kind, identity.name, key_id=key_id, size=size), payload, *chunks)
     # A long message is neither copied for the signature behind it, nor does it grow piece by piece.
     message = BytesIO()
     message.seek(sum(len(part) for part in parts))
@@ -200,11 +197,54 @@ def unseal(data: bytes, context: RoundContext, kind: Kind, *, max_payload: int) 
     sender.verify(body, bytes(data[-SIGNATURE_BYTES:]))
     _check_header(reader, context, name)
     key_id = reader.take(KEY_ID_BYTES)
-    reader.text()
-    size = reader.integer(8)
+    versions = reader.text()
+    if versions and kind not in _FIRST:
+        raise InvalidMessageError
+    size = reader.integer(_SIZE_BYTES)
     if size != len(reader.rest()) or size > max_payload:
         raise InvalidMessageError
     return Frame(sender=name, key_id=key_id, payload=reader.rest())
+
+
+def detach(data: bytes) -> tuple[str, bytes, bytes]:
+    """Sender, payload and signature of a verified message; with them and the header that he expects, a receiver has the message again."""
+    reader = Reader(memoryview(data)[:-SIGNATURE_BYTES])
+    reader.take(_PREFIX.size)
+    sender = reader.text()
+    reader.take(_ROUND.size + _AGREED_BYTES + KEY_ID_BYTES)
+    reader.text()
+    reader.take(_SIZE_BYTES)
+    return sender, bytes(reader.rest()), bytes(data[-SIGNATURE_BYTES:])
+
+
+def attach(context: RoundContext, kind: Kind, *, sender: str, key_id: bytes, payload: bytes, signature: bytes) -> bytes:
+    """The message of which `detach` left these, if the sender signed it for the same context and key. Nothing is verified here.
+
+    Args:
+        context: What the receiver takes part in.
+        kind: Of the message; none that says library versions.
+        sender: Its name.
+        key_id: Key to which the message belongs.
+        payload: Of the message.
+        signature: 64 bytes.
+    """
+    return _header(context, kind, sender, key_id=key_id, size=len(payload)) + payload + signature
+
+
+def _header(context: RoundContext, kind: Kind, sender: str, *, key_id: bytes, size: int) -> bytes:
+    agreement = context.agreement
+    return b"".join(
+        (
+            _PREFIX.pack(MAGIC, FORMAT_VERSION, kind),
+            write_text(sender),
+            _ROUND.pack(agreement.session, context.round, context.attempt, context.history),
+            agreement.digest,
+            *(agreement.parts[part][:_HINT_BYTES] for part in _PARTS),
+            key_id,
+            write_text(agreement.params.versions if kind in _FIRST else ""),
+            size.to_bytes(_SIZE_BYTES, "big"),
+        )
+    )
 
 
 def _speakers(context: RoundContext, kind: Kind) -> tuple[PublicIdentity, ...]:
@@ -218,7 +258,9 @@ def _check_header(reader: Reader, context: RoundContext, sender: str) -> None:
     """Compares the signed header with what the receiver agreed to; names what differs."""
     agreement = context.agreement
     session, number, attempt, history = _ROUND.unpack(reader.take(_ROUND.size))
-    parts = {part: reader.take(DIGEST_BYTES) for part in _PARTS}
+    agreed = reader.take(DIGEST_BYTES)
+    hints = {part: reader.take(_HINT_BYTES) for part in _PARTS}
+    differing = [part for part in _PARTS if hints[part] != agreement.parts[part][:_HINT_BYTES]]
     if session != agreement.session:
         raise RoundMismatchError(f"the message of {sender!r} belongs to another session; it was dropped and nothing happened")
     if (number, attempt) != (context.round, context.attempt):
@@ -226,20 +268,23 @@ def _check_header(reader: Reader, context: RoundContext, sender: str) -> None:
             f"the message of {sender!r} belongs to round {number}, attempt {attempt}, and not to round {context.round}, "
             f"attempt {context.attempt}; it was dropped and nothing happened"
         )
-    if parts["params"] != agreement.parts["params"]:
+    if agreed == agreement.digest and differing:
+        raise InvalidMessageError
+    if "params" in differing:
         after_key_id = Reader(reader.rest())
         after_key_id.take(KEY_ID_BYTES)
+        theirs = after_key_id.text() or "it did not say which"
         raise ParametersMismatchError(
-            f"{sender!r} has other encryption parameters or library versions ({after_key_id.text()}; here {agreement.params.versions}); "
+            f"{sender!r} has other encryption parameters or library versions ({theirs}; here {agreement.params.versions}); "
             "its message was dropped and nothing happened; install the same minor versions and agree on the parameters"
         )
-    if parts["layout"] != agreement.parts["layout"]:
+    if "layout" in differing:
         raise LayoutMismatchError(f"{sender!r} has another layout of the model; its message was dropped and nothing happened")
-    differing = [part for part in _PARTS if parts[part] != agreement.parts[part]]
-    if differing:
+    if agreed != agreement.digest:
+        what = f"the {' and the '.join(differing)}" if differing else "what was agreed"
         raise AgreementMismatchError(
-            f"{sender!r} has another idea of the {' and the '.join(differing)}; its message was dropped and nothing happened; "
-            "settle the agreement and start a new session"
+            f"{sender!r} has another idea of {what}; its message was dropped and nothing happened; settle the agreement and start a new "
+            "session"
         )
     if history != context.history:
         raise HistoryMismatchError(

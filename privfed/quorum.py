@@ -12,7 +12,8 @@ from privfed.he.threshold_secret import open_sum
 from privfed.journal import Journal
 from privfed.keyholder import Opener
 from privfed.trust import ThresholdTrust
-from privfed.wire_aggregate import OpenableAggregate, SignedHeads, Total
+from privfed.wire_aggregate import OpenableAggregate, Total
+from privfed.wire_approved import SignedHeads
 
 
 class QuorumOpener(Opener):

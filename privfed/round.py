@@ -23,7 +23,7 @@ from privfed.session import ClientSession
 from privfed.threshold_session import ThresholdSession
 from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import Aggregate, PlainVector
-from privfed.wire_aggregate import SignedHeads
+from privfed.wire_approved import SignedHeads
 from privfed.wire_escrow import Weighing
 
 

@@ -34,7 +34,7 @@ from privfed.state import ModelState, ModelStore
 from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import Aggregate, PlainVector, Update
 from privfed.wire import MAX_STATEMENT_BYTES, decode_upload, encode_abort, encode_setup, encode_upload, upload_statement
-from privfed.wire_aggregate import SignedHeads
+from privfed.wire_approved import SignedHeads
 from privfed.wire_products import encode_coefficients
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class ClientSession:
     def _committed(self, context: RoundContext) -> Mapping[str, bytes] | None:  # noqa: ARG002 (for subclasses)
         return None
 
-    def _countersign(self, context: RoundContext, statements: Mapping[str, bytes]) -> dict[str, bytes]:
+    def _countersign(self, context: RoundContext, statements: Mapping[str, bytes]) -> bytes:
         stated: list[HeadStatement] = []
         for name, statement in statements.items():
             owner, population = context.agreement.roster.client(name), context.agreement.populations[name]
@@ -300,7 +300,7 @@ class ClientSession:
                 stated.append(agreed_statement(statement, owner=owner, population=population, context=context.digest))
             except InvalidMessageError as error:
                 raise OpeningRefusedError(f"{name!r} stated no valid head of its ledger; nothing was approved; leave it out") from error
-        return dict(zip(statements, self._heads.countersign_all(stated, signer=self._identity), strict=True))
+        return self._heads.countersign(stated, signer=self._identity)
 
     def check_heads(self, context: RoundContext, heads: SignedHeads) -> None:
         """Refuses an aggregate that says of this client's ledger what it never said, or what its ledger does not hold any more.
@@ -325,9 +325,10 @@ class ClientSession:
         """Records in this client's ledger which peers countersigned its head in an opened round. One that is none is left out."""
         statement = heads.statements.get(self.name)
         if statement is not None:
-            signed = ((peer, heads.countersignatures.get(peer.name, {}).get(self.name)) for peer in context.agreement.roster.clients)
-            answers = [(peer, signature) for peer, signature in signed if signature is not None]
-            self._trainer.record_head(statement, answers, owner=self._identity.public, context=context.digest)
+            signed = ((peer, heads.countersignatures.get(peer.name)) for peer in context.agreement.roster.clients)
+            answers = [(peer, signature) for peer, signature in signed if signature is not None and peer.name != self.name]
+            shown = tuple(heads.statements.values())
+            self._trainer.record_head(statement, answers, shown=shown, owner=self._identity.public, context=context.digest)
 
     def check_history(self, context: RoundContext) -> None:
         """Refuses a round that builds on other rounds than this client has opened, or is not later than all of them.

@@ -4,8 +4,8 @@ SETUP      client -> server     nothing: the key id in the frame says it; where 
 UPLOAD     client -> server     the head of the client's privacy ledger, the encrypted update, and its sealed tags if keys are shared; in
                                 `EscrowKey` mode the update is sealed to the key holder
 DIGEST     server -> clients    who takes part, with which coefficients, by which rule, hashes of the uploads; the heads
-APPROVAL   client -> server     the hash of the digest; a countersignature of the head of each other participant; in `ThresholdKey` mode
-                                the sum of the client's shares
+APPROVAL   client -> server     the hash of the digest; where participants keep ledgers, one countersignature of all their heads; in
+                                `ThresholdKey` mode the sum of the client's shares
 HOLDER_KEY key holder -> clients in `EscrowKey` mode, before the setup: its public keys of the attempt; see `privfed.wire_escrow`
 COMMIT     client -> server     in `EscrowKey` mode, before the upload: its hash; see `privfed.wire_commit`
 AGGREGATE  server -> openers    the digest, the approvals, the abridged uploads, the encrypted sum: see `privfed.wire_aggregate`
@@ -220,6 +220,17 @@ def read_digest(data: bytes, context: RoundContext, key_id: bytes) -> tuple[Roun
     frame = unseal(data, context, Kind.DIGEST, max_payload=max_digest_payload(context))
     check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
+    announced = take_digest(reader, context, key_id)
+    reader.end()
+    return announced
+
+
+def take_digest(reader: Reader, context: RoundContext, key_id: bytes) -> tuple[RoundDigest, Mapping[str, bytes]]:
+    """Takes what a digest message says off the front of a payload.
+
+    Raises:
+        InvalidMessageError: If it does not say it.
+    """
     rule = reader.text()
     names, coefficients, hashes = list[str](), list[int](), list[bytes]()
     for _ in range(reader.integer(COUNT_BYTES)):
@@ -227,15 +238,12 @@ def read_digest(data: bytes, context: RoundContext, key_id: bytes) -> tuple[Roun
         coefficients.append(reader.integer(COEFFICIENT_BYTES))
         hashes.append(reader.take(DIGEST_BYTES))
     statements = {name: reader.take(reader.integer(LENGTH_BYTES)) for name in names}
-    reader.end()
     named = set(names)
     if not names or names != [name for name in context.agreement.roster.names if name in named]:
         raise InvalidMessageError
     if not all(_right_statement(statement, name, context) for name, statement in statements.items()):
         raise InvalidMessageError
-    digest = RoundDigest(
-        participants=tuple(names), coefficients=tuple(coefficients), upload_hashes=tuple(hashes), rule=rule, key_id=frame.key_id
-    )
+    digest = RoundDigest(participants=tuple(names), coefficients=tuple(coefficients), upload_hashes=tuple(hashes), rule=rule, key_id=key_id)
     return digest, {name: statement for name, statement in statements.items() if statement}
 
 
@@ -243,7 +251,7 @@ def encode_approval(
     context: RoundContext,
     identity: Identity,
     digest: RoundDigest,
-    countersignatures: Mapping[str, bytes] = _NO_HEADS,
+    countersignature: bytes = b"",
     *,
     answer: bytes = b"",
 ) -> bytes:
@@ -253,19 +261,18 @@ def encode_approval(
         context: Agreement, round and attempt.
         identity: The participant.
         digest: What it approves.
-        countersignatures: 64 bytes for the head of each other participant that keeps a ledger, by name.
+        countersignature: 64 bytes under the heads of all participants that keep a ledger; empty if none does.
         answer: The client's sum of shares for exactly the participants, if the trust mode has such.
 
     Raises:
-        ValueError: If the identity is no client of the roster, there is not one countersignature for each, or an answer is missing or
-            one too many.
+        ValueError: If the identity is no client of the roster, or a countersignature or an answer is missing or one too many.
     """
     if len(answer) != context.agreement.answer_bytes:
         raise ValueError(f"expected an answer of {context.agreement.answer_bytes} bytes in this trust mode, got {len(answer)}")
-    owners = _ledger_owners(context, digest, identity.name)
-    if set(countersignatures) != set(owners) or any(len(signature) != SIGNATURE_BYTES for signature in countersignatures.values()):
-        raise ValueError(f"expected a countersignature of {SIGNATURE_BYTES} bytes for each of {list(owners)}")
-    payload = digest.digest(context) + b"".join(countersignatures[owner] for owner in owners) + answer
+    expected = countersignature_bytes(context, digest)
+    if len(countersignature) != expected:
+        raise ValueError(f"expected a countersignature of {expected} bytes in this round, got {len(countersignature)}")
+    payload = digest.digest(context) + countersignature + answer
     return seal(context, identity, Kind.APPROVAL, key_id=digest.key_id, payload=payload)
 
 
@@ -279,21 +286,26 @@ def decode_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> 
     return read_approval(data, context, digest)[0]
 
 
-def read_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> tuple[str, Mapping[str, bytes]]:
-    """What `decode_approval` gives, and the countersignature of each ledger's head, by owner. The latter are not verified."""
-    most_heads = len(context.agreement.populations) * SIGNATURE_BYTES
-    frame = unseal(data, context, Kind.APPROVAL, max_payload=DIGEST_BYTES + most_heads + context.agreement.answer_bytes)
+def read_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> tuple[str, bytes]:
+    """What `decode_approval` gives, and the countersignature of the ledgers' heads, if any. The latter is not verified."""
+    countersigned = countersignature_bytes(context, digest)
+    frame = unseal(data, context, Kind.APPROVAL, max_payload=DIGEST_BYTES + countersigned + context.agreement.answer_bytes)
     check_key(frame.sender, frame.key_id, digest.key_id)
     reader = Reader(frame.payload)
     approved = reader.take(DIGEST_BYTES)
     if approved != digest.digest(context):
         raise RoundMismatchError(f"{frame.sender!r} approved another digest; its message was dropped and nothing happened")
-    countersignatures = {owner: reader.take(SIGNATURE_BYTES) for owner in _ledger_owners(context, digest, frame.sender)}
+    countersignature = reader.take(countersigned)
     answer = reader.take(context.agreement.answer_bytes)
     reader.end()
     if answer:
         unpack_polynomial(answer, context.agreement.params)
-    return frame.sender, countersignatures
+    return frame.sender, countersignature
+
+
+def countersignature_bytes(context: RoundContext, digest: RoundDigest) -> int:
+    """Bytes of the countersignature in an approval: there is one where a participant keeps a ledger."""
+    return SIGNATURE_BYTES if any(name in context.agreement.populations for name in digest.participants) else 0
 
 
 def approval_answer(data: bytes, context: RoundContext) -> bytes:
@@ -328,10 +340,6 @@ def decode_abort(data: bytes, context: RoundContext, key_id: bytes) -> str:
 def _right_statement(statement: bytes, name: str, context: RoundContext) -> bool:
     """Whether whoever keeps an agreed ledger, and nobody else, says something of its head, and not too much."""
     return bool(statement) is (name in context.agreement.populations) and len(statement) <= MAX_STATEMENT_BYTES
-
-
-def _ledger_owners(context: RoundContext, digest: RoundDigest, but: str) -> tuple[str, ...]:
-    return tuple(name for name in digest.participants if name != but and name in context.agreement.populations)
 
 
 def check_key(sender: str, key_id: bytes, expected: bytes) -> None:

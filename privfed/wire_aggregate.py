@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from privfed.agreement import DIGEST_BYTES, RoundContext
-from privfed.digest import ABRIDGED_BYTES, COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
+from privfed.agreement import RoundContext
+from privfed.digest import ABRIDGED_BYTES, COEFFICIENT_BYTES, RoundDigest
 from privfed.he.additive import CkksVector, SeededSum, check_chunk
 from privfed.he.codec import unpack_words
 from privfed.he.params import SEED_BYTES
 from privfed.he.threshold import OnePolynomialVector, unpack_polynomial
-from privfed.identity import SIGNATURE_BYTES, Identity
-from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
+from privfed.identity import Identity
+from privfed.message import Kind, Reader, seal, unseal
 from privfed.trust import ThresholdTrust
-from privfed.wire import LENGTH_BYTES, approval_answer, check_key, max_digest_payload, read_approval, read_chunks, read_digest
+from privfed.wire import check_key, read_chunks
+from privfed.wire_approved import Approved, SignedHeads, max_approved_payload, read_approved, write_approved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -31,19 +32,6 @@ class SealedSum:
 EncryptedSum = CkksVector | SeededSum | OnePolynomialVector
 Total = EncryptedSum | SealedSum
 """An encrypted sum as it travels, by the trust mode and the parameters of the session."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedHeads:
-    """The heads of the participants' privacy ledgers in a round. Opaque here: `dp.countersign` reads and verifies them. Public.
-
-    Args:
-        statements: What each participant that keeps a ledger stated of its head, by name.
-        countersignatures: What each participant, by name, signed of the statements of the others, by name.
-    """
-
-    statements: Mapping[str, bytes]
-    countersignatures: Mapping[str, Mapping[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +83,9 @@ def encode_aggregate(
     """
     if not isinstance(total, _kind_of_total(context)):
         raise ValueError("expected a sum of the kind that the trust mode and the parameters say, got the other kind")
-    messages = b"".join(len(message).to_bytes(LENGTH_BYTES, "big") + message for message in (digest_message, *approvals))
     seeds = total.seeds if isinstance(total, SeededSum) else ()
     numbers = (coefficient.to_bytes(COEFFICIENT_BYTES, "big") for coefficient in coefficients)
-    head = b"".join((len(approvals).to_bytes(COUNT_BYTES, "big"), messages, *numbers, *uploads))
+    head = b"".join((write_approved(digest_message, approvals), *numbers, *uploads))
     return seal(context, identity, Kind.AGGREGATE, key_id=total.key_id, payload=head, chunks=(*total.chunks, *seeds))
 
 
@@ -108,7 +95,7 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
     Whether the approvals suffice, and whether it is the announced sum, is for the opener to decide.
 
     Raises:
-        RoundMismatchError: If it is authentic and speaks of another key than `key_id`, or an approval is of another digest.
+        RoundMismatchError: If it is authentic and speaks of another key than `key_id`.
         PrivFedError: As `message.unseal`.
     """
     params, clients = context.agreement.params, len(context.agreement.roster.clients)
@@ -124,64 +111,20 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
     scored = context.agreement.scored
     coefficients = tuple(reader.integer(COEFFICIENT_BYTES) for _ in digest.participants) if scored else digest.coefficients
     uploads = tuple(reader.take(ABRIDGED_BYTES) for _ in digest.participants) if context.agreement.upload_tags_bytes else ()
-    return approved.openable(coefficients=coefficients, uploads=uploads, total=_read_total(reader, context, digest))
+    return openable(approved, coefficients=coefficients, uploads=uploads, total=_read_total(reader, context, digest))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Approved:
-    """A digest, and who approved it: every signature was verified.
-
-    Args:
-        digest: What was announced.
-        approved_by: See `OpenableAggregate`.
-        heads: See `OpenableAggregate`.
-        answers: See `OpenableAggregate`.
-    """
-
-    digest: RoundDigest
-    approved_by: tuple[str, ...]
-    heads: SignedHeads
-    answers: Mapping[str, bytes]
-
-    def openable(self, *, coefficients: tuple[int, ...], uploads: tuple[bytes, ...], total: Total) -> OpenableAggregate:
-        """With what is to be opened."""
-        return OpenableAggregate(
-            digest=self.digest,
-            coefficients=coefficients,
-            approved_by=self.approved_by,
-            uploads=uploads,
-            total=total,
-            heads=self.heads,
-            answers=self.answers,
-        )
-
-
-def read_approved(reader: Reader, context: RoundContext, key_id: bytes) -> Approved:
-    """Takes the digest message and the approvals off the front of a payload.
-
-    Raises:
-        RoundMismatchError: If one is authentic and speaks of another key than `key_id`, or an approval is of another digest.
-        PrivFedError: As `message.unseal`.
-    """
-    count = reader.integer(COUNT_BYTES)
-    digest, statements = read_digest(reader.take(reader.integer(LENGTH_BYTES)), context, key_id)
-    messages = [reader.take(reader.integer(LENGTH_BYTES)) for _ in range(count)]
-    approvals = [read_approval(message, context, digest) for message in messages]
-    answers = {name: approval_answer(message, context) for (name, _), message in zip(approvals, messages, strict=True)}
-    return Approved(
-        digest=digest,
-        approved_by=tuple(name for name, _ in approvals),
-        heads=SignedHeads(statements=statements, countersignatures=dict(approvals)),
-        answers=answers if context.agreement.answer_bytes else {},
+def openable(approved: Approved, *, coefficients: tuple[int, ...], uploads: tuple[bytes, ...], total: Total) -> OpenableAggregate:
+    """What was approved, with what is to be opened."""
+    return OpenableAggregate(
+        digest=approved.digest,
+        coefficients=coefficients,
+        approved_by=approved.approved_by,
+        uploads=uploads,
+        total=total,
+        heads=approved.heads,
+        answers=approved.answers,
     )
-
-
-def max_approved_payload(context: RoundContext) -> int:
-    """Most bytes that a digest message and the approvals take."""
-    agreement, clients = context.agreement, len(context.agreement.roster.clients)
-    countersigned = len(agreement.populations) * SIGNATURE_BYTES + agreement.answer_bytes
-    approvals_size = COUNT_BYTES + clients * (LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
-    return approvals_size + LENGTH_BYTES + MAX_FRAME_BYTES + max_digest_payload(context)
 
 
 def _kind_of_total(context: RoundContext) -> type[EncryptedSum]:

@@ -19,8 +19,9 @@ from privfed.he.escrow import ENCRYPTION_KEY_BYTES, HolderKey, public_key_id
 from privfed.he.product import Assurance, pairs
 from privfed.identity import Identity, check_encryption_key
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
-from privfed.wire import COUNT_BYTES, LENGTH_BYTES, check_key
-from privfed.wire_aggregate import OpenableAggregate, SealedSum, max_approved_payload, read_approved
+from privfed.wire import LENGTH_BYTES, check_key
+from privfed.wire_aggregate import OpenableAggregate, SealedSum, openable
+from privfed.wire_approved import max_approved_payload, read_approved, write_approved
 from privfed.wire_commit import check_committed, decode_commitments, max_commitments_bytes
 
 _SEALED_KEY_BYTES = 32 + 32 + 16
@@ -139,8 +140,8 @@ def encode_request(
     Raises:
         ValueError: If the identity is not the roster's server.
     """
-    messages = b"".join(len(message).to_bytes(LENGTH_BYTES, "big") + message for message in (digest_message, *approvals, commitments))
-    return seal(context, identity, Kind.REQUEST, key_id=key_id, payload=len(approvals).to_bytes(COUNT_BYTES, "big") + messages)
+    payload = write_approved(digest_message, approvals) + len(commitments).to_bytes(LENGTH_BYTES, "big") + commitments
+    return seal(context, identity, Kind.REQUEST, key_id=key_id, payload=payload)
 
 
 def decode_request(data: bytes, context: RoundContext, key_id: bytes) -> OpenableAggregate:
@@ -158,7 +159,7 @@ def decode_request(data: bytes, context: RoundContext, key_id: bytes) -> Openabl
     reader.end()
     check_committed(approved.digest, committed)
     total = SealedSum(sealed={}, ciphertext=b"")
-    return approved.openable(coefficients=approved.digest.coefficients, uploads=(), total=total)
+    return openable(approved, coefficients=approved.digest.coefficients, uploads=(), total=total)
 
 
 def encode_opened(

@@ -1,6 +1,6 @@
 """The messages between approvals and aggregate where a rule looks at inner products: masked products there, coefficients back.
 
-PRODUCTS      number of approvals, the digest message, the approval messages, a masked product for each pair of uploads
+PRODUCTS      the digest, its approvals, a masked product for each pair of uploads
 COEFFICIENTS  the hash of the digest, and a coefficient for each participant: all zero if nothing is to be opened
 """
 
@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from privfed.agreement import DIGEST_BYTES, RoundContext
-from privfed.digest import COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
+from privfed.digest import COEFFICIENT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError, RoundMismatchError, UnsupportedInThisModeError
 from privfed.he.product import MaskedProducts, pairs
 from privfed.he.product_params import ProductParams
-from privfed.identity import SIGNATURE_BYTES, Identity
-from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
-from privfed.wire import LENGTH_BYTES, check_key, max_digest_payload, read_approval, read_digest
+from privfed.identity import Identity
+from privfed.message import Kind, Reader, seal, unseal
+from privfed.wire import check_key
+from privfed.wire_approved import max_approved_payload, read_approved, write_approved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,7 @@ def encode_products(
     Raises:
         ValueError: If the identity is not the roster's server.
     """
-    messages = b"".join(len(message).to_bytes(LENGTH_BYTES, "big") + message for message in (digest_message, *approvals))
-    head = len(approvals).to_bytes(COUNT_BYTES, "big") + messages
+    head = write_approved(digest_message, approvals)
     return seal(context, identity, Kind.PRODUCTS, key_id=products.key_id, payload=head, chunks=products.chunks)
 
 
@@ -81,30 +81,26 @@ def decode_products(data: bytes, context: RoundContext, key_id: bytes) -> Openab
     Whether the approvals suffice is for the opener to decide.
 
     Raises:
-        RoundMismatchError: If it is authentic and speaks of another key than `key_id`, or an approval is of another digest.
+        RoundMismatchError: If it is authentic and speaks of another key than `key_id`.
         PrivFedError: As `message.unseal`.
     """
     params, clients = context.agreement.params, len(context.agreement.roster.clients)
     if not isinstance(params, ProductParams) or not context.agreement.weighed_by_clients:
         raise InvalidMessageError  # nobody sends these in such a session
-    countersigned = len(context.agreement.populations) * SIGNATURE_BYTES
-    approvals_size = COUNT_BYTES + clients * (LENGTH_BYTES + MAX_FRAME_BYTES + DIGEST_BYTES + countersigned)
-    digest_size = LENGTH_BYTES + MAX_FRAME_BYTES + max_digest_payload(context)
-    most = approvals_size + digest_size + len(pairs(clients)) * params.product_bytes
+    most = max_approved_payload(context) + len(pairs(clients)) * params.product_bytes
     frame = unseal(data, context, Kind.PRODUCTS, max_payload=most)
     check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
-    count = reader.integer(COUNT_BYTES)
-    digest, _ = read_digest(reader.take(reader.integer(LENGTH_BYTES)), context, key_id)
-    approvals = [reader.take(reader.integer(LENGTH_BYTES)) for _ in range(count)]
-    names = tuple(read_approval(approval, context, digest)[0] for approval in approvals)
+    approved = read_approved(reader, context, key_id)
+    digest = approved.digest
     uploads = len(digest.participants)
     chunks = tuple(reader.take(params.product_bytes) for _ in pairs(uploads))
     reader.end()
     if uploads < 2:
         raise InvalidMessageError
     products = MaskedProducts(params=params, key_id=key_id, count=uploads, chunks=chunks)
-    return OpenableProducts(digest=digest, approved_by=names, products=products, seed=sketch_seed(context, digest, approvals))
+    seed = sketch_seed(context, digest, approved.approvals)
+    return OpenableProducts(digest=digest, approved_by=approved.approved_by, products=products, seed=seed)
 
 
 def encode_coefficients(context: RoundContext, identity: Identity, digest: RoundDigest, coefficients: Sequence[int]) -> bytes:

@@ -138,7 +138,7 @@ class Round:
             upload_hash=hash_message(self.uploads[name]),
             journal=self.parties.journal(name),
             statement=upload_statement(self.uploads[name], self.context),
-            witness=lambda heads: {owner: self.parties.clients[name].sign(head) for owner, head in heads.items()},
+            witness=lambda heads: self.parties.clients[name].sign(b"".join(heads.values())),
         )
 
     def approve_all(self) -> "Round":

@@ -78,10 +78,7 @@ class HeldRound:
             rule=agreement.rule.name,
             key_id=key_id,
         )
-        approvals = [
-            encode_approval(context, bank, digest, {owner: bytes(SIGNATURE_BYTES) for owner in heads if owner != bank.name})
-            for bank in self.banks
-        ]
+        approvals = [encode_approval(context, bank, digest, bytes(SIGNATURE_BYTES) if heads else b"") for bank in self.banks]
         hashes = zip(self.banks, digest.upload_hashes, strict=True)
         commits = {bank.name: encode_commitment(context, bank, upload_hash, key_id=key_id) for bank, upload_hash in hashes}
         commitments = encode_commitments(context, self.server, commits, key_id=key_id)

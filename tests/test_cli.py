@@ -30,7 +30,7 @@ from privfed.data.divergence import divergence_table
 from privfed.data.paysim import NOBAL, features, load_paysim
 from privfed.data.transactions import generate_transactions
 from privfed.deal import deal
-from privfed.dp.countersign import HeadMemory, state_head
+from privfed.dp.countersign import HeadMemory, read_statement, state_head
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget, GaussianRelease, NonPrivateRelease, PoissonSampledGaussian
 from privfed.errors import BudgetExceededError
@@ -483,7 +483,7 @@ def test_ledger_show_sums_up_each_session_for_people_and_counts_rounds_from_1(le
 def test_ledger_show_all_gives_every_charge_and_every_other_row(ledger: Path) -> None:
     with Ledger.reopen(ledger) as opened:
         opened.reserve(STEPS, session=b"session", round=2, attempt=1)
-        opened.record_countersignatures(rows=1, context=bytes(32), signatures={"peer": bytes(64)})
+        opened.record_countersignatures(rows=1, context=bytes(32), statement=b"", hashes=(), signatures={"peer": bytes(64)})
     shown = " ".join(here("ledger", "show", str(ledger), "--all").stdout.split())
     for text in (
         "opened",
@@ -563,7 +563,7 @@ def test_ledger_verify_takes_the_head_from_the_memory_of_a_peer(ledger: Path, tm
     with Ledger.reopen(ledger) as opened:
         opened.reserve(STEPS, session=b"session", round=7, attempt=0)
         statement = state_head(opened, owner, context=bytes(32), peers=("peer",))
-    memory.countersign(statement, owner=owner.public, population="[bold]bank", context=bytes(32), signer=peer)
+    memory.countersign([read_statement(statement, owner=owner.public, context=bytes(32))], signer=peer)
     before = (tmp_path / "heads.sqlite").read_bytes()
     arguments = ("ledger", "verify", str(ledger), "--head", str(tmp_path / "heads.sqlite"))
     assert "has not grown since" in here(*arguments).stdout

@@ -309,7 +309,7 @@ def test_the_upload_of_a_crashed_attempt_is_no_substitute_for_the_signed_one(rea
     is_tampered(ready, forged(ready, ready.selected, [1] * 4, total=summed(vectors, [1] * 4), uploads=uploads))
 
 
-@pytest.mark.parametrize("change", [lambda uploads: uploads[::-1], lambda uploads: [uploads[0]] * 4, lambda uploads: [bytes(188)] * 4])
+@pytest.mark.parametrize("change", [lambda uploads: uploads[::-1], lambda uploads: [uploads[0]] * 4, lambda uploads: [bytes(124)] * 4])
 def test_abridged_uploads_that_are_not_the_announced_ones_are_refused(ready: Any, change: Callable[[Any], Any]) -> None:
     uploads = change([abridge(ready.uploads[name]) for name in ready.selected])
     is_tampered(ready, forged(ready, ready.selected, [1] * 4, uploads=uploads))

@@ -25,7 +25,7 @@ from privfed.he.escrow import public_key_id
 from privfed.he.params import CkksParams
 from privfed.he.threshold import key_id as threshold_key_id
 from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity, Roster
-from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, write_text
+from privfed.message import MAX_FRAME_BYTES, Kind, Reader, attach, detach, seal, write_text
 from privfed.policy import OpeningPolicy
 from privfed.update import Layout
 from privfed.wire import decode_abort, decode_approval, decode_digest, decode_setup, decode_upload, encode_abort, encode_setup
@@ -148,13 +148,13 @@ def some_positions(data: bytes) -> list[int]:
 def test_a_message_has_the_bytes_that_the_format_says(traffic: Traffic) -> None:
     agreement = traffic.context.agreement
     name, versions = b"bank_00", agreement.params.versions.encode()
-    digests = agreement.roster.digest, agreement.params.digest, agreement.layout.digest
+    hints = agreement.roster.digest, agreement.params.digest, agreement.layout.digest, agreement.start
     body = (
-        b"privfed\0\x01\x01" + bytes([len(name)]) + name + b"session of tests" + struct.pack(">II", 5, 2) + bytes(32)
-        + b"".join(digests) + agreement.start
-        + agreement.parts["weights"] + agreement.parts["rule"] + agreement.parts["policy"]
-        + agreement.parts["populations"] + agreement.parts["silo noise"]
-        + agreement.parts["private weights"] + agreement.parts["trust mode"]
+        b"privfed\0\x02\x01" + bytes([len(name)]) + name + b"session of tests" + struct.pack(">II", 5, 2) + bytes(32)
+        + agreement.digest + b"".join(hint[:4] for hint in hints)
+        + agreement.parts["weights"][:4] + agreement.parts["rule"][:4] + agreement.parts["policy"][:4]
+        + agreement.parts["populations"][:4] + agreement.parts["silo noise"][:4]
+        + agreement.parts["private weights"][:4] + agreement.parts["trust mode"][:4]
         + traffic.key_id
         + bytes([len(versions)]) + versions + bytes(8)
     )  # fmt: skip
@@ -270,20 +270,21 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
     monkeypatch.setattr(PublicIdentity, "verify", lambda self, body, signature: looked.append(signature))
     params, clients, owners = traffic.context.agreement.params, 3, len(traffic.context.agreement.populations)
     # What the layout, the parameters and the roster allow at most, counted from the format: not from the code.
-    frame = 8 + 2 + 16 + 8 + 12 * 32 + 16 + 2 * 256 + 8 + 64
-    abridged, chunk = 32 + 92 + 64, params.polynomial_bytes + clients * 64
+    frame = 8 + 2 + 16 + 8 + 2 * 32 + 11 * 4 + 16 + 2 * 256 + 8 + 64
+    abridged, chunk = 32 + 92, params.polynomial_bytes + clients * 64
     digest = 256 + 4 + clients * (256 + 8 + 32 + 4) + owners * 2**20
-    approval = 32 + owners * 64
+    countersigned = 64 if owners else 0
+    approved = digest + 4 + clients * (256 + 64 + 64)
     share = frame + 256 + params.polynomial_bytes + 48
     commitments = frame + 4 + clients * (4 + frame + 38)
-    request = frame + 4 + (4 + frame + digest) + clients * (4 + frame + approval) + 4 + commitments
+    request = frame + approved + 4 + commitments
     coordinates, opened_sum = traffic.context.agreement.layout.size, 4  # sums of up to 256 numbers of 23 bits, and their signs
     largest = {
         Kind.SETUP: frame,
         Kind.UPLOAD: frame + (2**20 if owners else 0) + 4 + params.fresh_chunk_bytes + 92,
         Kind.DIGEST: frame + digest,
-        Kind.APPROVAL: frame + approval,
-        Kind.AGGREGATE: frame + 4 + (4 + frame + digest) + clients * (4 + frame + approval + abridged) + chunk,
+        Kind.APPROVAL: frame + 32 + countersigned,
+        Kind.AGGREGATE: frame + approved + clients * abridged + chunk,
         Kind.ABORT: frame + 5,
         Kind.SHARE: share,
         Kind.SHARES: frame + 4 + clients * (256 + 4 + share),
@@ -368,9 +369,39 @@ def test_other_versions_are_named_on_both_sides(traffic: Traffic) -> None:
     here = traffic.context.agreement.params.versions
     there = here.replace("SEAL", "SEAX")
     body = body_of(traffic.messages[Kind.SETUP]).replace(here.encode(), there.encode())
-    body = body.replace(traffic.context.agreement.params.digest, bytes(32))
+    body = body.replace(traffic.context.agreement.params.digest[:4], bytes(4)).replace(traffic.context.agreement.digest, bytes(32))
     with pytest.raises(ParametersMismatchError, match=f"{there}; here {here}"):
         traffic.decode(Kind.SETUP, traffic.resigned(Kind.SETUP, body))
+
+
+def test_who_agrees_has_the_same_hints_and_only_first_messages_say_versions(traffic: Traffic) -> None:
+    agreement = traffic.context.agreement
+    for part in agreement.parts.values():
+        body = body_of(traffic.messages[Kind.APPROVAL]).replace(part[:4], bytes(4))
+        with pytest.raises(InvalidMessageError):
+            traffic.decode(Kind.APPROVAL, traffic.resigned(Kind.APPROVAL, body))
+    start = len(body_of(seal(traffic.context, traffic.signers[Kind.ABORT], Kind.ABORT, key_id=traffic.key_id, payload=b""))) - 9
+    body = body_of(traffic.messages[Kind.ABORT])
+    assert body[start] == 0
+    with pytest.raises(InvalidMessageError):
+        traffic.decode(Kind.ABORT, traffic.resigned(Kind.ABORT, body[:start] + b"\x01v" + body[start + 1 :]))
+
+
+def test_who_agreed_on_something_else_that_hints_do_not_show_is_refused(traffic: Traffic) -> None:
+    body = body_of(traffic.messages[Kind.SETUP]).replace(traffic.context.agreement.digest, bytes(32))
+    with pytest.raises(AgreementMismatchError, match="another idea of what was agreed; its message was dropped and nothing happened"):
+        traffic.decode(Kind.SETUP, traffic.resigned(Kind.SETUP, body))
+
+
+@KINDS
+def test_a_message_is_the_same_again_from_its_sender_its_payload_its_signature_and_the_context(traffic: Traffic, kind: Kind) -> None:
+    original, context = traffic.messages[kind], traffic.context_of(kind)
+    sender, payload, signature = detach(original)
+    assert sender == traffic.signers[kind].name
+    assert attach(context, kind, sender=sender, key_id=traffic.key_of(kind), payload=payload, signature=signature) == original
+    other = attach(replace(context, attempt=9), kind, sender=sender, key_id=traffic.key_of(kind), payload=payload, signature=signature)
+    with pytest.raises(InvalidMessageError):
+        traffic.decode(kind, other)
 
 
 def test_every_refusal_of_hostile_bytes_has_the_same_text(traffic: Traffic) -> None:

@@ -9,7 +9,7 @@ import torch
 from privfed.aggregation.rules import FedAvg
 from privfed.agreement import Agreement, RoundContext
 from privfed.client import Client, Trainer
-from privfed.dp.countersign import state_head
+from privfed.dp.countersign import read_statement, state_head
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.dp.silo import SiloNoise
@@ -38,7 +38,7 @@ from privfed.training.loss import binary_cross_entropy
 from privfed.training.model import mlp, values_of
 from privfed.update import Aggregate, Layout, PlainVector, Update
 from privfed.wire import encode_upload, upload_statement
-from privfed.wire_aggregate import SignedHeads
+from privfed.wire_approved import SignedHeads
 from tests.engines.conftest import MECHANISM, table
 from tests.keys.conftest import new_party
 
@@ -610,9 +610,8 @@ def test_a_journal_that_is_lost_beside_remembered_heads_is_not_made_anew(bank: B
         other = bank.directory / "other.ledger"
         with Ledger.open(other, population="bank_b", budget=Budget(epsilon=1.0, delta=1e-5)) as peer:
             statement = state_head(peer, bank.identities[1], context=bytes(32), peers=("bank_a",))
-        session._heads.countersign(
-            statement, owner=bank.identities[1].public, population="bank_b", context=bytes(32), signer=bank.identities[0]
-        )
+        stated = read_statement(statement, owner=bank.identities[1].public, context=bytes(32))
+        session._heads.countersign([stated], signer=bank.identities[0])
         (bank.directory / "bank_a" / "journal.sqlite").unlink()
         with pytest.raises(DamagedFileError, match=r"journal\.sqlite are missing beside"):
             bank.session(ledger)

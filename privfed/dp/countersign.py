@@ -4,13 +4,15 @@ A copy of all files of a ledger from last week belongs together and holds; nothi
 extend the one that the peers remember, and they refuse it in the next round. They learn how many rows there are, and nothing
 about what is in them. It takes one peer whose own memory was not set back.
 
-A round goes: reserve, `state_head`, every other participant answers with `HeadMemory.countersign`, `record` the answers, upload.
+A round goes: reserve, `state_head`, upload; every participant answers all statements of the round with one signature
+(`HeadMemory.countersign`), and every owner keeps the answers in its ledger (`record`).
 """
 
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +29,7 @@ _NUMBER_BYTES: Final = 8
 _MOST_TEXT: Final = 1000
 _MOST_LINKS: Final = 1_000_000
 _TAG: Final = b"privfed ledger head v1"
-_COUNTERSIGN_TAG: Final = b"privfed ledger head countersigned v1"
+_COUNTERSIGN_TAG: Final = b"privfed ledger heads countersigned v2"
 
 _COLUMNS: Final = """
     owner TEXT NOT NULL,
@@ -49,6 +51,7 @@ class HeadStatement:
         start: Number of rows from which it shows the growth.
         start_head: Head at that point.
         links: What every row since then added, see `Ledger.links`.
+        data: The statement as it was signed.
     """
 
     owner: str
@@ -57,6 +60,7 @@ class HeadStatement:
     start: int
     start_head: bytes
     links: tuple[bytes, ...]
+    data: bytes
 
     @property
     def rows(self) -> int:
@@ -72,10 +76,19 @@ class HeadStatement:
         """Head when there were so many rows, from `start` to `rows`."""
         return extend(self.start_head, self.links[: rows - self.start])
 
-    @property
-    def countersigned(self) -> bytes:
-        """What a peer signs: that it saw this head, for this."""
-        return _COUNTERSIGN_TAG + _text(self.owner) + _text(self.population) + self.context + _number(self.rows) + self.head
+
+def countersigned(hashes: Sequence[bytes]) -> bytes:
+    """What a peer signs: that it saw these heads, each for what its statement says.
+
+    Args:
+        hashes: SHA-256 of each statement of a round, 32 bytes, in the order of the round's participants.
+    """
+    return _COUNTERSIGN_TAG + b"".join(hashes)
+
+
+def hashes_of(statements: Sequence[bytes]) -> tuple[bytes, ...]:
+    """SHA-256 of each statement, 32 bytes."""
+    return tuple(sha256(statement).digest() for statement in statements)
 
 
 def state_head(ledger: Ledger, signer: Signer, *, context: bytes, peers: tuple[str, ...]) -> bytes:
@@ -121,6 +134,7 @@ def read_statement(data: bytes, *, owner: Party, context: bytes) -> HeadStatemen
         start=reader.number(),
         start_head=reader.take(_HASH_BYTES),
         links=tuple(reader.take(_HASH_BYTES) for _ in range(reader.number())),
+        data=data,
     )
     reader.end()
     if statement.owner != owner.name:
@@ -169,38 +183,19 @@ class HeadMemory:
             found = self._find(connection, owner, population)
         return None if found is None else found[0]
 
-    def countersign(self, data: bytes, *, owner: Party, population: str, context: bytes, signer: Signer) -> bytes:
-        """Checks that a ledger extends what was last seen of it, remembers its head, and signs it.
+    def countersign(self, statements: Sequence[HeadStatement], *, signer: Signer) -> bytes:
+        """Checks that each ledger extends what was last seen of it, remembers the heads, all or none, and signs them.
 
-        The head is remembered before it is signed. The same statement again gets the same answer, as long as no later one was shown.
+        The heads are remembered before they are signed. The same statements again get the same answer, as long as no later ones were
+        shown.
 
         Args:
-            data: What the owner's `state_head` returned.
-            owner: The pinned identity of the ledger's owner.
-            population: The data set that it takes part with, as it was agreed.
-            context: What the statement must be for, 32 bytes.
+            statements: What `agreed_statement` gave of each participant that keeps a ledger, in their order. If this party is one of
+                them, it signs its own too, so that all sign the same, and does not remember it.
             signer: This party's key.
 
         Returns:
-            A signature, 64 bytes.
-
-        Raises:
-            LedgerTamperedError: If the ledger does not extend what was last seen; nothing was countersigned or remembered.
-            LedgerError: If the statement begins after what was last seen; nothing was countersigned or remembered.
-            InvalidMessageError, RoundMismatchError: As `read_statement`, or if it speaks of another population.
-        """
-        (signature,) = self.countersign_all([agreed_statement(data, owner=owner, population=population, context=context)], signer=signer)
-        return signature
-
-    def countersign_all(self, statements: Sequence[HeadStatement], *, signer: Signer) -> list[bytes]:
-        """As `countersign`, of several ledgers in one transaction: all heads are remembered, or none.
-
-        Args:
-            statements: What `agreed_statement` gave.
-            signer: This party's key.
-
-        Returns:
-            A signature for each, 64 bytes, in their order.
+            A signature under all of them, 64 bytes.
 
         Raises:
             LedgerTamperedError: If a ledger does not extend what was last seen; nothing was countersigned or remembered.
@@ -208,12 +203,14 @@ class HeadMemory:
         """
         with self._table.transaction() as connection:
             for statement in statements:
+                if statement.owner == signer.name:
+                    continue
                 found = self._find(connection, statement.owner, statement.population)
                 if found is not None:
                     _check_growth(statement, *found)
                 row = (statement.owner, statement.population, statement.rows, statement.head)
                 connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?)", row)
-        return [signer.sign(statement.countersigned) for statement in statements]
+        return signer.sign(countersigned(hashes_of([statement.data for statement in statements])))
 
     @staticmethod
     def _find(connection: sqlite3.Connection, owner: str, population: str) -> tuple[int, bytes] | None:
@@ -267,27 +264,35 @@ def check_stated(ledger: Ledger, statement: bytes, *, owner: Party, context: byt
     return stated
 
 
-def record(ledger: Ledger, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, owner: Party, context: bytes) -> None:
+def record(
+    ledger: Ledger, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, shown: Sequence[bytes], owner: Party, context: bytes
+) -> None:
     """Keeps the peers' countersignatures in the ledger, for auditors, and to know what each peer has seen.
 
-    An answer that is not a peer's signature under this head is left out: one peer must not keep the others' from being recorded.
+    An answer that is not a peer's signature under this head is left out: one peer must not keep the others' from being recorded. What is
+    kept is enough to verify the signatures: the statement, and the hashes of all that were signed with it.
 
     Args:
         ledger: The owner's.
         statement: What `state_head` returned.
         answers: Of each peer, its pinned identity and what its `HeadMemory.countersign` returned.
+        shown: The statements of all participants in the round, the owner's among them, in their order.
         owner: The owner's public identity.
         context: What the statement was for, 32 bytes.
 
     Raises:
+        ValueError: If the statement is not among those shown; nothing was recorded.
         InvalidMessageError: As `read_statement`; nothing was recorded.
         LedgerTamperedError: If the ledger does not extend what its owner stated; nothing was recorded.
         LedgerError: If the statement is about another population, or writing failed.
     """
+    if statement not in shown:
+        raise ValueError("expected the owner's statement among those of the round; nothing was recorded")
     stated = check_stated(ledger, statement, owner=owner, context=context)
-    signatures = {peer.name: signature for peer, signature in answers if _signed(peer, stated.countersigned, signature)}
+    hashes = hashes_of(shown)
+    signatures = {peer.name: signature for peer, signature in answers if _signed(peer, countersigned(hashes), signature)}
     if signatures:
-        ledger.record_countersignatures(rows=stated.rows, context=context, signatures=signatures)
+        ledger.record_countersignatures(rows=stated.rows, context=context, statement=statement, hashes=hashes, signatures=signatures)
 
 
 def _signed(peer: Party, message: bytes, signature: bytes) -> bool:

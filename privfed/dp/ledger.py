@@ -14,7 +14,7 @@ import hmac
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -366,8 +366,17 @@ class Ledger:
         """How many rows there were in the last head that a peer countersigned; 0 if it never did."""
         return self._countersigned.get(peer, 0)
 
-    def record_countersignatures(self, *, rows: int, context: bytes, signatures: Mapping[str, bytes]) -> None:
+    def record_countersignatures(
+        self, *, rows: int, context: bytes, statement: bytes, hashes: Sequence[bytes], signatures: Mapping[str, bytes]
+    ) -> None:
         """Keeps verified signatures of peers under a head of this ledger; `countersign.record` verifies them.
+
+        Args:
+            rows: In the head.
+            context: What the head was stated for, 32 bytes.
+            statement: As its owner signed it.
+            hashes: What the peers signed: of this statement, and of those of other owners, 32 bytes each.
+            signatures: By peer, 64 bytes each.
 
         Raises:
             LedgerError: If writing failed.
@@ -377,7 +386,16 @@ class Ledger:
         by = {name: signature.hex() for name, signature in signatures.items()}
         with self._mutex:
             self._chain.append(
-                {"kind": "countersign", "rows": rows, "head": head.hex(), "context": context.hex(), "by": by, "time": _now()}
+                {
+                    "kind": "countersign",
+                    "rows": rows,
+                    "head": head.hex(),
+                    "context": context.hex(),
+                    "statement": statement.hex(),
+                    "statements": [statement_hash.hex() for statement_hash in hashes],
+                    "by": by,
+                    "time": _now(),
+                }
             )
             self._replay()
 

@@ -1,5 +1,6 @@
 """A ledger that was set back is refused by those who saw it, and by nobody else."""
 
+import json
 import shutil
 import sqlite3
 import stat
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from privfed.dp.countersign import HeadMemory, HeadStatement, agreed_statement, read_statement, record, state_head
+from privfed.dp.countersign import HeadMemory, HeadStatement, agreed_statement, countersigned, hashes_of, read_statement, record, state_head
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget, GaussianRelease
 from privfed.errors import InvalidMessageError, LedgerError, LedgerTamperedError, RoundMismatchError
@@ -79,17 +80,12 @@ class Consortium:
         peers = [peer for peer in self.banks.values() if peer is not bank]
         statement = bank.state(number, tuple(peer.identity.name for peer in peers))
         answers = [(peer.identity.public, self.ask(peer, bank, statement, number)) for peer in peers]
-        record(bank.ledger, statement, answers, owner=bank.identity.public, context=context_of(number))
+        record(bank.ledger, statement, answers, shown=[statement], owner=bank.identity.public, context=context_of(number))
 
     @staticmethod
     def ask(peer: Bank, owner: Bank, statement: bytes, number: int) -> bytes:
-        return peer.memory.countersign(
-            statement,
-            owner=owner.identity.public,
-            population=owner.identity.name,
-            context=context_of(number),
-            signer=peer.identity,
-        )
+        stated = agreed_statement(statement, owner=owner.identity.public, population=owner.identity.name, context=context_of(number))
+        return peer.memory.countersign([stated], signer=peer.identity)
 
     def close(self) -> None:
         for bank in self.banks.values():
@@ -137,7 +133,7 @@ def test_the_same_charge_made_again_after_setting_back_is_another_row(consortium
     rows = len(bank.ledger.rows())
     bank.restore(tmp_path / "copy")
     bank.spend(1)  # the same event at the same place, perhaps in the same second
-    bank.ledger.record_countersignatures(rows=1, context=bytes(32), signatures={})
+    bank.ledger.record_countersignatures(rows=1, context=bytes(32), statement=b"", hashes=(), signatures={})
     assert len(bank.ledger.rows()) == rows
     with pytest.raises(LedgerTamperedError):
         consortium.ask(consortium.banks["bank_b"], bank, bank.state(2, ("bank_b",)), 2)
@@ -176,7 +172,8 @@ def test_a_peer_that_was_set_back_itself_is_caught_by_the_other_and_one_memory_i
 def test_a_statement_that_leaves_out_what_a_peer_saw_is_refused(consortium: Consortium) -> None:
     bank = consortium.banks["bank_a"]
     consortium.hold(0)
-    bank.ledger.record_countersignatures(rows=len(bank.ledger.rows()), context=bytes(32), signatures={"bank_b": bytes(64)})
+    rows = len(bank.ledger.rows())
+    bank.ledger.record_countersignatures(rows=rows, context=bytes(32), statement=b"", hashes=(), signatures={"bank_b": bytes(64)})
     with pytest.raises(LedgerError, match=r"is shown from row \d+ on only; nothing was countersigned"):
         consortium.ask(consortium.banks["bank_b"], bank, bank.state(1, ("bank_b",)), 1)
 
@@ -203,7 +200,7 @@ def test_a_peer_that_missed_rounds_or_joins_late_is_shown_what_it_did_not_see(co
         bank.spend(number)
         statement = bank.state(number, ("bank_b",))
         answers = [(regular.identity.public, consortium.ask(regular, bank, statement, number))]
-        record(bank.ledger, statement, answers, owner=bank.identity.public, context=context_of(number))
+        record(bank.ledger, statement, answers, shown=[statement], owner=bank.identity.public, context=context_of(number))
     assert late.memory.known_rows("bank_a", "bank_a") is None
     consortium.ask(late, bank, bank.state(3, ("bank_b", "bank_c")), 3)
     assert late.memory.known_rows("bank_a", "bank_a") == len(bank.ledger.rows())
@@ -237,8 +234,9 @@ def test_statements_tell_nothing_about_rows(consortium: Consortium) -> None:
 
 
 def ask(bank: Bank, peer: Bank, statement: bytes, **changes: object) -> bytes:
-    usual: dict[str, object] = {"owner": bank.identity.public, "population": "bank_a", "context": context_of(0), "signer": peer.identity}
-    return peer.memory.countersign(statement, **(usual | changes))  # type: ignore[arg-type]
+    usual: dict[str, object] = {"owner": bank.identity.public, "population": "bank_a", "context": context_of(0)}
+    signer = changes.pop("signer", peer.identity)
+    return peer.memory.countersign([agreed_statement(statement, **(usual | changes))], signer=signer)  # type: ignore[arg-type]
 
 
 def test_a_statement_of_another_party_population_or_round_is_not_countersigned(consortium: Consortium) -> None:
@@ -300,7 +298,7 @@ def test_a_name_that_is_no_text_and_a_huge_message_are_not_valid(one: tuple[Bank
 def test_only_signatures_of_peers_under_this_head_are_recorded(one: tuple[Bank, bytes], consortium: Consortium) -> None:
     bank, statement = one
     peer = consortium.banks["bank_b"]
-    where = {"owner": bank.identity.public, "context": context_of(0)}
+    where = {"shown": [statement], "owner": bank.identity.public, "context": context_of(0)}
     answer = ask(bank, peer, statement)
     rows = bank.ledger.rows()
     for wrong in (bytes(64), peer.identity.sign(statement), consortium.banks["bank_c"].identity.sign(statement)):
@@ -367,7 +365,7 @@ def statements_of(consortium: Consortium, number: int, *names: str) -> list[Head
     ]
 
 
-def test_several_ledgers_are_countersigned_as_each_would_be_and_remembered_in_one_transaction(
+def test_several_ledgers_are_countersigned_at_once_and_remembered_in_one_transaction(
     consortium: Consortium, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = consortium.banks["bank_c"]
@@ -377,11 +375,58 @@ def test_several_ledgers_are_countersigned_as_each_would_be_and_remembered_in_on
     transactions: list[None] = []
     transaction = Table.transaction
     monkeypatch.setattr(Table, "transaction", lambda self: (transactions.append(None), transaction(self))[1])
-    signed = peer.memory.countersign_all(stated, signer=peer.identity)
+    signature = peer.memory.countersign(stated, signer=peer.identity)
     assert len(transactions) == 1
-    for statement, signature in zip(stated, signed, strict=True):
-        peer.identity.public.verify(statement.countersigned, signature)
+    peer.identity.public.verify(countersigned(hashes_of([statement.data for statement in stated])), signature)
+    for statement in stated:
         assert peer.memory.known_rows(statement.owner, statement.population) == statement.rows
+
+
+def test_a_party_signs_its_own_head_with_those_of_others_and_does_not_remember_it(consortium: Consortium) -> None:
+    peer = consortium.banks["bank_b"]
+    for name in ("bank_a", "bank_b"):
+        consortium.banks[name].spend(0)
+    stated = statements_of(consortium, 0, "bank_a", "bank_b")
+    signature = peer.memory.countersign(stated, signer=peer.identity)
+    peer.identity.public.verify(countersigned(hashes_of([statement.data for statement in stated])), signature)
+    assert peer.memory.known_rows("bank_a", "bank_a") == 2
+    assert peer.memory.known_rows("bank_b", "bank_b") is None
+
+
+def test_one_countersignature_holds_for_every_owner_and_for_no_other_set_of_heads(consortium: Consortium) -> None:
+    peer = consortium.banks["bank_c"]
+    owners = [consortium.banks[name] for name in ("bank_a", "bank_b")]
+    for owner in owners:
+        owner.spend(0)
+    stated = statements_of(consortium, 0, "bank_a", "bank_b")
+    shown = [statement.data for statement in stated]
+    answers = [(peer.identity.public, peer.memory.countersign(stated, signer=peer.identity))]
+    for owner, own in zip(owners, shown, strict=True):
+        where = {"owner": owner.identity.public, "context": context_of(0)}
+        rows = owner.ledger.rows()
+        for other in ([own], shown[::-1], [*shown, own]):
+            record(owner.ledger, own, answers, shown=other, **where)
+            assert owner.ledger.rows() == rows
+        with pytest.raises(ValueError, match="expected the owner's statement among those of the round; nothing was recorded"):
+            record(owner.ledger, own, answers, shown=[statement for statement in shown if statement != own], **where)
+        record(owner.ledger, own, answers, shown=shown, **where)
+        assert owner.ledger.countersigned("bank_c") == len(rows)
+
+
+def test_what_a_ledger_keeps_is_enough_to_verify_its_countersignatures(consortium: Consortium) -> None:
+    consortium.hold(0)
+    bank = consortium.banks["bank_a"]
+    bank.ledger.close()
+    with sqlite3.connect(bank.folder / "privacy.ledger") as connection:
+        kept = [json.loads(row) for (row,) in connection.execute("SELECT body FROM rows ORDER BY number")]
+    (row,) = [row for row in kept if row["kind"] == "countersign"]
+    statement, hashes = bytes.fromhex(row["statement"]), [bytes.fromhex(text) for text in row["statements"]]
+    stated = read_statement(statement, owner=bank.identity.public, context=bytes.fromhex(row["context"]))
+    assert (stated.rows, stated.head.hex()) == (row["rows"], row["head"])
+    assert hashes_of([statement])[0] in hashes
+    assert set(row["by"]) == {"bank_b", "bank_c"}
+    for name, signature in row["by"].items():
+        consortium.banks[name].identity.public.verify(countersigned(hashes), bytes.fromhex(signature))
 
 
 def test_one_ledger_that_was_set_back_has_none_remembered(consortium: Consortium, tmp_path: Path) -> None:
@@ -389,11 +434,11 @@ def test_one_ledger_that_was_set_back_has_none_remembered(consortium: Consortium
     honest.spend(0)
     dishonest.backup(tmp_path / "copy")
     dishonest.spend(0)
-    peer.memory.countersign_all(statements_of(consortium, 0, "bank_a", "bank_b"), signer=peer.identity)
+    peer.memory.countersign(statements_of(consortium, 0, "bank_a", "bank_b"), signer=peer.identity)
     known = peer.memory.known_rows("bank_a", "bank_a")
     dishonest.restore(tmp_path / "copy")
     dishonest.spend(1)
     honest.spend(1)
     with pytest.raises(LedgerTamperedError):
-        peer.memory.countersign_all(statements_of(consortium, 1, "bank_a", "bank_b"), signer=peer.identity)
+        peer.memory.countersign(statements_of(consortium, 1, "bank_a", "bank_b"), signer=peer.identity)
     assert peer.memory.known_rows("bank_a", "bank_a") == known

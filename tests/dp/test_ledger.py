@@ -687,7 +687,9 @@ def with_countersignatures(path: Path, rounds: int) -> int:
         ledger.reserve(CHEAP, session=SESSION, round=0, attempt=0)
         for number in range(1, rounds + 1):
             ledger.commit(ledger.reserve(CHEAP, session=SESSION, round=number, attempt=0))
-            ledger.record_countersignatures(rows=len(ledger.rows()), context=SESSION, signatures={"bank_b": b"signed"})
+            ledger.record_countersignatures(
+                rows=len(ledger.rows()), context=SESSION, statement=b"", hashes=(), signatures={"bank_b": b"signed"}
+            )
         return len(ledger.rows())
 
 

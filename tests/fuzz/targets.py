@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from privfed.aggregation.rules import FedAvg, MultiKrum
 from privfed.agreement import Agreement, RoundContext
-from privfed.digest import RoundDigest, hash_message
+from privfed.digest import ABRIDGED_BYTES, RoundDigest, hash_message
 from privfed.dp.countersign import read_statement
 from privfed.dp.federation import FederationStatement
 from privfed.dp.mechanism import GaussianRelease
@@ -61,6 +61,7 @@ from privfed.wire import (
     encode_upload,
 )
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_approved import write_approved
 from privfed.wire_commit import decode_commitment, decode_commitments, encode_commitment, encode_commitments
 from privfed.wire_escrow import decode_holder_key, decode_opened, decode_request, encode_request
 from privfed.wire_products import decode_coefficients, decode_products, encode_coefficients, encode_products
@@ -170,16 +171,10 @@ class Session:
     def messages(self) -> Mapping[Kind, bytes]:
         bank, heads = self.banks[0], {"bank_0": b"a head", "bank_1": b"another"}
         digest = encode_digest(self.context, self.server, self.digest, heads)
-        approvals = [
-            encode_approval(
-                self.context, each, self.digest, {name: bytes(SIGNATURE_BYTES) for name in ("bank_0", "bank_1") if name != each.name}
-            )
-            for each in self.banks
-        ]
-        packed = b"".join(len(message).to_bytes(4, "big") + message for message in (digest, *approvals))
+        approvals = [encode_approval(self.context, each, self.digest, bytes(SIGNATURE_BYTES)) for each in self.banks]
         params = self.context.agreement.params
         size = params.polynomial_bytes + 3 * 64 if params.seeded_sums else params.sum_chunk_bytes
-        payload = (3).to_bytes(4, "big") + packed + 3 * bytes(188) + bytes(size)
+        payload = write_approved(digest, approvals) + 3 * bytes(ABRIDGED_BYTES) + bytes(size)
         commits = {
             each.name: encode_commitment(self.context, each, upload_hash, key_id=self.key.key_id)
             for each, upload_hash in zip(self.banks, self.digest.upload_hashes, strict=True)
@@ -278,9 +273,8 @@ class Session:
         digest = RoundDigest(participants=names, coefficients=(1, 1, 1), upload_hashes=hashes, rule="FedAvg", key_id=own)
         answers = [encode_approval(quorum, each, digest, answer=bytes(quorum.agreement.answer_bytes)) for each in self.banks]
         announced = encode_digest(quorum, self.server, digest)
-        packed = b"".join(len(message).to_bytes(4, "big") + message for message in (announced, *answers))
         chunk = bytes(quorum.agreement.params.polynomial_bytes)
-        aggregate = seal(quorum, self.server, Kind.AGGREGATE, key_id=own, payload=(3).to_bytes(4, "big") + packed + chunk)
+        aggregate = seal(quorum, self.server, Kind.AGGREGATE, key_id=own, payload=write_approved(announced, answers) + chunk)
         decode_aggregate(aggregate, quorum, own)
 
         def target(context: RoundContext, signer: Identity, kind: Kind, sample: bytes, read: Callable[[bytes], object]) -> Target:
