@@ -19,6 +19,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.experiment import wide_console
+from benchmarks.output import keep_stdout
 from privfed.dp.accounting import calibrate_noise_multiplier, epsilon, epsilon_prv, epsilon_rdp
 from privfed.dp.charges import Charges
 from privfed.dp.mechanism import (
@@ -230,4 +231,5 @@ def main(
 
 
 if __name__ == "__main__":
+    keep_stdout()
     typer.run(main)

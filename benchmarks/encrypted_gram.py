@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from benchmarks.experiment import wide_console
+from benchmarks.output import keep_stdout
 from privfed.he.codec import dequantise, quantise
 from privfed.he.escrow_secret import EscrowKey, encrypt_to_holder
 from privfed.he.product import masked_products, pairs
@@ -263,4 +264,5 @@ def main(*, quick: Annotated[bool, typer.Option("--quick", help="The smaller siz
 
 
 if __name__ == "__main__":
+    keep_stdout()
     typer.run(main)

@@ -41,6 +41,7 @@ from benchmarks.fedtsv import (
     print_table,
     rows_of,
 )
+from benchmarks.output import keep_stdout
 from privfed.data.samples import Samples
 
 FILE = "cifar10_12k.npz"
@@ -169,4 +170,5 @@ def main(
 
 
 if __name__ == "__main__":
+    keep_stdout()
     typer.run(main)

@@ -96,11 +96,11 @@ def test_an_audit_says_whether_the_banks_train_as_they_declare(private_run: Path
     shown = " ".join(here("audit", str(folder), "--quick", "--tier", "0").stdout.split())
     verdict = "As declared: the noise and the clipping of bank_1, bank_2, bank_3"
     assert f"Training, measured with canaries. {verdict}" in shown
-    assert json.loads((folder / "audit.json").read_text())["verdict"].startswith(verdict)
+    assert json.loads((folder / "audit.json").read_text())["training_verdict"].startswith(verdict)
     here("report", str(folder))
     checks = {check["claim"]: check["holds"] for check in json.loads((folder / "report.json").read_text())["checks"]}
     assert checks["Every client's training adds the noise, and clips, as it declares."]
-    assert SavedRun.load(open_run).audit(repeats=2).verdict == "Nothing to measure: no client says that it trains with noise."
+    assert SavedRun.load(open_run).audit(repeats=2).training_verdict == "Nothing to measure: no client says that it trains with noise."
 
 
 def test_an_audit_charges_nothing(private_run: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_history_that_says_two_things_is_refused_though_its_checksum_was_compu
         SavedRun.load(altered(private_run, tmp_path / "run", WITHIN[name]))
 
 
-@pytest.mark.parametrize("part", ["training", "record", "evaluation", "banks", "", "budget", "setup"])
+@pytest.mark.parametrize("part", ["training", "record", "evaluation", "banks", "", "deviation", "setup"])
 def test_any_other_edit_is_noticed_by_the_checksum(private_run: Path, tmp_path: Path, part: str) -> None:
     changes: dict[str, Callable[[Any], object]] = {
         "training": training_of(0, max_grad_norm=0.1),
@@ -335,7 +335,7 @@ def test_any_other_edit_is_noticed_by_the_checksum(private_run: Path, tmp_path: 
         "evaluation": lambda content: content["rounds"][0]["evaluation"].update(recall_at_1_percent_fpr=1.0),
         "banks": lambda content: content["banks"][0].update(records=5),
         "": lambda content: content.update(more=1),
-        "budget": lambda content: content["budget"].update(epsilon=2.9),
+        "deviation": lambda content: content.update(deviation=0.0),
         "setup": lambda content: content["setup"]["policy"].update(max_share=0.9),
     }
     with pytest.raises(UnsupportedDataError, match="the checksum in it is not what follows"):

@@ -82,7 +82,7 @@ def run(folder: Path, **consortium: Any) -> Run:
     weights = {name: 1.0 + number for number, name in enumerate(names)}
     settings: dict[str, Any] = {"keys": pf.SharedKey.generate(), "loss": pf.BinaryCrossEntropy(positive_weight=3.0)}
     made = pf.Consortium(clients(folder, stack, names=names, weights=weights), **(settings | consortium))
-    model = pf.mlp(4, hidden=(6,))
+    model = pf.mlp(4, hidden=(32,))
     return Run(folder, made, model, pf.simulate(made, model, rounds=2, evaluation=records(9)), stack)
 
 
@@ -105,7 +105,7 @@ def test_the_commands_read_a_run_that_a_program_saved(mine: Run) -> None:
     audited = privfed("audit", mine.folder, "--quick", "--tier", "0", "--json")
     assert audited.returncode == 0, audited.stderr
     found = json.loads(audited.stdout)
-    assert found["verdict"].startswith("As declared: the noise and the clipping of north, south, west")
+    assert found["training_verdict"].startswith("As declared: the noise and the clipping of north, south, west")
     assert {finding["control"] for finding in found["findings"]} == {True, False}
     assert any(finding["certified"] for finding in found["findings"] if finding["control"])
     reported = privfed("report", mine.folder)

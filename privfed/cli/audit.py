@@ -202,7 +202,7 @@ def show_audit(found: "Audit") -> None:
                 "and knows all other updates.",
             )
         )
-    typer.echo(f"Training, measured with canaries. {printable(found.verdict, most=_LONGEST)}")
+    typer.echo(f"Training, measured with canaries. {printable(found.training_verdict, most=_LONGEST)}")
 
 
 def _sentence(finding: "Finding | None") -> str:
