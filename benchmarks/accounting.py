@@ -19,7 +19,6 @@ import typer
 from rich.table import Table
 
 from benchmarks.experiment import wide_console
-from benchmarks.output import keep_stdout
 from privfed.dp.accounting import calibrate_noise_multiplier, epsilon, epsilon_prv, epsilon_rdp
 from privfed.dp.charges import Charges
 from privfed.dp.mechanism import (
@@ -231,5 +230,4 @@ def main(
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

@@ -35,7 +35,6 @@ from benchmarks.experiment import (
     t_interval,
     versions_of,
 )
-from benchmarks.output import keep_stdout
 from privfed.data.divergence import divergence_table
 from privfed.data.partition import CONSORTIUM, EXTREME, MODERATE
 from privfed.data.paysim import PRE, features, grouped_split
@@ -269,5 +268,4 @@ def main(*, quick: Quick = False, as_json: AsJson = False, data: Data = None, ou
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

@@ -26,7 +26,6 @@ from scipy.special import log_ndtr, ndtr
 from torch import nn
 
 from benchmarks.experiment import DOSSIER, print_table
-from benchmarks.output import keep_stdout
 from privfed.attacks.facts import Activation, BinaryLoss, Continuous, GaussianNoise, OneHot, Sgd, SoftmaxLoss, TableSchema, TrainingFacts
 from privfed.attacks.most_likely import MostLikelyRows
 from privfed.attacks.observation import NotApplicable, Observation, Reconstruction
@@ -516,5 +515,4 @@ def main(
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

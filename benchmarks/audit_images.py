@@ -23,7 +23,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.attacks.images import relu_network
 from benchmarks.audit_grid import DELTA, DOSSIER, MAX_GRAD_NORM, PARAMS, Setting, defences, noisy, part_of, seen
 from benchmarks.experiment import print_table
-from benchmarks.output import keep_stdout
 from privfed.attacks.facts import SoftmaxLoss
 from privfed.attacks.image_inversion import CosineInversion, DeepLeakage
 from privfed.attacks.image_scoring import ImageScore, grey_images, mean_images, score_images
@@ -369,5 +368,4 @@ def main(
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

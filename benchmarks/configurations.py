@@ -41,7 +41,6 @@ from benchmarks.experiment import (
     t_interval,
     versions_of,
 )
-from benchmarks.output import keep_stdout
 from benchmarks.paysim import BANKS, BATCH_SIZE, POLICY, POSITIVE_WEIGHT, declared_weights, split_among_banks
 from privfed.aggregation.robust import GeometricMedian
 from privfed.aggregation.rules import FedAvg
@@ -545,5 +544,4 @@ def main(*, quick: Quick = False, as_json: AsJson = False, data: Data = None, ou
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

@@ -26,7 +26,6 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks import encrypted_gram
 from benchmarks.experiment import wide_console
-from benchmarks.output import keep_stdout
 from privfed.aggregation.gram import Gram, gram
 from privfed.aggregation.robust import FLTrust, GeometricMedian
 from privfed.aggregation.rules import MultiKrum, NearestNeighbourMixing
@@ -461,5 +460,4 @@ def print_tables(
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

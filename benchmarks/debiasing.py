@@ -23,7 +23,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import fedtsv
 from benchmarks.experiment import DOSSIER, UNUSABLE, Output, print_table
 from benchmarks.fedtsv import CLASSES, MALICIOUS, SELECTED, AsJson, Records, World, make_world
-from benchmarks.output import keep_stdout
 from privfed.aggregation.gram import gram, noise_energy
 from privfed.aggregation.mixture import Mixture
 from privfed.aggregation.robust import GeometricMedian
@@ -326,5 +325,4 @@ def main(
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

@@ -26,7 +26,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.experiment import wide_console
-from benchmarks.output import keep_stdout
 from privfed.data.samples import Samples
 from privfed.training.compiled import CompiledSum, compile_sum
 from privfed.training.dpsgd import train
@@ -346,5 +345,4 @@ def show(costs: list[Cost], summary: Summary) -> None:
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

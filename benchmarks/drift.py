@@ -35,7 +35,6 @@ from benchmarks.experiment import (
     t_interval,
     versions_of,
 )
-from benchmarks.output import keep_stdout
 from benchmarks.paysim import PARAMS
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
@@ -337,5 +336,4 @@ def main(*, quick: Quick = False, as_json: AsJson = False, data: Data = None, ou
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.output import keep_stdout
 from privfed.consortium import Consortium
 from privfed.deploy.deployment import OPERATOR, SERVER, installed
 from privfed.deploy.parties import make_parties
@@ -470,5 +469,4 @@ def main(
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

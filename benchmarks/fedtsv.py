@@ -28,7 +28,6 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.experiment import DOSSIER, UNUSABLE, Cache, FinishedRuns, Output, round_bar, wide_console
-from benchmarks.output import keep_stdout
 from privfed.aggregation.coordinatewise import CoordinateMedian, TrimmedMean
 from privfed.aggregation.gram import gram
 from privfed.aggregation.mixture import Mixture
@@ -530,5 +529,4 @@ def main(
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

@@ -41,7 +41,6 @@ from benchmarks.fedtsv import (
     print_table,
     rows_of,
 )
-from benchmarks.output import keep_stdout
 from privfed.data.samples import Samples
 
 FILE = "cifar10_12k.npz"
@@ -170,5 +169,4 @@ def main(
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

@@ -20,8 +20,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.output import keep_stdout
-
 ROOT = Path(__file__).parents[1]
 SUITE, BASELINE = ROOT / "benchmarks" / "test_hot_paths.py", ROOT / "benchmarks" / "hot_paths.json"
 REFERENCE = "test_reference"
@@ -128,5 +126,4 @@ def main(
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

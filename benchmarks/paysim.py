@@ -39,7 +39,6 @@ from benchmarks.experiment import (
     versions_of,
     wide_console,
 )
-from benchmarks.output import keep_stdout
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.partition import CONSORTIUM, dirichlet_partition
@@ -508,5 +507,4 @@ def _command(*, quick: bool, data: Path | None) -> str:
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

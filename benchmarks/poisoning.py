@@ -37,7 +37,6 @@ from benchmarks.experiment import (
     versions_of,
 )
 from benchmarks.fedtsv import combine
-from benchmarks.output import keep_stdout
 from privfed.aggregation.coordinatewise import CoordinateMedian, Krum, TrimmedMean
 from privfed.aggregation.robust import CenteredClipping, FLTrust, GeometricMedian, NormBound
 from privfed.aggregation.rules import FedAvg, MultiKrum
@@ -400,5 +399,4 @@ def main(
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

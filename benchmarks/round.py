@@ -24,7 +24,6 @@ from torch import nn
 
 from benchmarks.experiment import DOSSIER, AsJson, Cache, FinishedRuns, Output, need_matplotlib, print_table, round_bar, versions_of
 from benchmarks.he.meter import Meter
-from benchmarks.output import keep_stdout
 from privfed.client import Client, Trainer
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.samples import Samples
@@ -554,5 +553,4 @@ def main(*, quick: QuickRound = False, as_json: AsJson = False, large: Largest =
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

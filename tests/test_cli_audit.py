@@ -258,6 +258,16 @@ def account(content: Any) -> Any:
     return content["setup"]["clients"]["bank_1"]
 
 
+def budgets(**values: object) -> Callable[[Any], object]:
+    """Edits the budget of every bank, and where it stands for all of them."""
+
+    def change(content: Any) -> None:
+        for said in (content, *content["setup"]["clients"].values()):
+            said["budget"].update(values)
+
+    return change
+
+
 def epsilon_of_round(content: Any) -> None:
     content["rounds"][0]["epsilon"]["bank_1"] *= 0.5
 
@@ -279,9 +289,9 @@ AGAINST_THE_LEDGER = {
     "steps": (training_of(2, steps=1), "training"),
     "another event": (training_of(0, batch_capacity=400), "training"),
     "no mechanism": (no_noise, "training"),
-    "delta": (lambda content: account(content)["budget"].update(delta=1e-9), "delta"),
-    "budget": (lambda content: account(content)["budget"].update(epsilon=2.9), "budget"),
-    "no budget": (lambda content: account(content)["budget"].update(epsilon=None), "budget"),
+    "delta": (budgets(delta=1e-9), "delta"),
+    "budget": (budgets(epsilon=2.9), "budget"),
+    "no budget": (budgets(epsilon=None), "budget"),
     "earlier charges": (lambda content: account(content).update(earlier_charges=1), "number of charges"),
     "an epsilon on the way": (epsilon_of_round, "epsilon"),
     "an epsilon at the end": (spent_less, "epsilon"),
@@ -327,7 +337,7 @@ def test_a_history_that_says_two_things_is_refused_though_its_checksum_was_compu
         SavedRun.load(altered(private_run, tmp_path / "run", WITHIN[name]))
 
 
-@pytest.mark.parametrize("part", ["training", "record", "evaluation", "banks", "", "deviation", "setup"])
+@pytest.mark.parametrize("part", ["training", "record", "evaluation", "banks", "", "alpha", "setup"])
 def test_any_other_edit_is_noticed_by_the_checksum(private_run: Path, tmp_path: Path, part: str) -> None:
     changes: dict[str, Callable[[Any], object]] = {
         "training": training_of(0, max_grad_norm=0.1),
@@ -335,7 +345,7 @@ def test_any_other_edit_is_noticed_by_the_checksum(private_run: Path, tmp_path: 
         "evaluation": lambda content: content["rounds"][0]["evaluation"].update(recall_at_1_percent_fpr=1.0),
         "banks": lambda content: content["banks"][0].update(records=5),
         "": lambda content: content.update(more=1),
-        "deviation": lambda content: content.update(deviation=0.0),
+        "alpha": lambda content: content.update(alpha=9.0),
         "setup": lambda content: content["setup"]["policy"].update(max_share=0.9),
     }
     with pytest.raises(UnsupportedDataError, match="the checksum in it is not what follows"):

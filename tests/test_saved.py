@@ -107,7 +107,8 @@ def test_the_commands_read_a_run_that_a_program_saved(mine: Run) -> None:
     found = json.loads(audited.stdout)
     assert found["training_verdict"].startswith("As declared: the noise and the clipping of north, south, west")
     assert {finding["control"] for finding in found["findings"]} == {True, False}
-    assert any(finding["certified"] for finding in found["findings"] if finding["control"])
+    gains = [finding["score"] - finding["baseline"] for finding in found["findings"] if finding["control"] and finding["score"] is not None]
+    assert max(gains) > 0.2
     reported = privfed("report", mine.folder)
     assert reported.returncode == 0, reported.stderr
     page = (mine.folder / "report.md").read_text(encoding="utf-8")

@@ -24,7 +24,6 @@ from benchmarks.attacks.cases import cases
 from benchmarks.attacks.images import PeerError, find_images, image_cases, peer_case
 from benchmarks.attacks.outcome import Case, Missing, Outcome, outcome
 from benchmarks.attacks.servers import server_cases
-from benchmarks.output import keep_stdout
 
 NOT_REACHED = 1
 PEER = "breaching"
@@ -142,5 +141,4 @@ def dossier(found: Sequence[Outcome | Missing]) -> str:
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

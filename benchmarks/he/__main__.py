@@ -17,7 +17,6 @@ from benchmarks.he.environments import DEFAULT_FOLDER
 from benchmarks.he.runs import Cost, Missing, measure
 from benchmarks.he.tables import judge, print_tables
 from benchmarks.he.workload import Workload
-from benchmarks.output import keep_stdout
 
 UNUSABLE, NOT_REACHED = 2, 1
 REPETITIONS = 5
@@ -82,5 +81,4 @@ def main(
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)

@@ -21,7 +21,6 @@ from rich.table import Table
 from benchmarks.experiment import wide_console
 from benchmarks.he.catalogue import Contender
 from benchmarks.he.environments import DEFAULT_FOLDER, MissingPeerError, interpreter, versions
-from benchmarks.output import keep_stdout
 from benchmarks.simulation.task import COLUMNS, Task
 from privfed.client import Client
 from privfed.consortium import Consortium, Plaintext
@@ -215,5 +214,4 @@ def show(task: Task, outcomes: list[Outcome]) -> None:
 
 
 if __name__ == "__main__":
-    keep_stdout()
     typer.run(main)
