@@ -30,6 +30,7 @@ from privfed.run_setup import Setup
 from privfed.saved import SavedRun
 from privfed.scenario import Scenario, run_scenario
 from privfed.training.loss import binary_cross_entropy, cross_entropy
+from privfed.training.model import values_of
 
 torch.set_num_threads(1)
 
@@ -224,19 +225,30 @@ def test_nothing_is_overwritten(mine: Run) -> None:
     ],
 )
 def test_every_mode_and_rule_that_is_saved_is_read_as_it_was_and_can_be_audited(
-    tmp_path: Path, mode: str, keys: Callable[[], Any], settings: dict[str, Any]
+    tmp_path: Path, mode: str, keys: Callable[[], Any], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = run(tmp_path, keys=keys(), **settings)
     made.save()
     made.ledgers.close()
-    saved = pf.load_run(tmp_path)
-    again = saved.setup.consortium(made.consortium.clients)
+    saved, audited = pf.load_run(tmp_path), []
+
+    def auditing(*arguments: Any, **options: Any) -> Any:
+        audited.extend((*arguments, options["schema"]))
+        return pf.run_audit(*arguments, **options)
+
+    monkeypatch.setattr("privfed.saved.run_audit", auditing)
+    assert {training.client for training in saved.audit(repeats=2).trainings} == set(made.history.training)
+    again, model, schema = audited
+    assert schema == SCHEMA
+    assert np.array_equal(values_of(model).values, made.history.initial.values)
+    for client, before in zip(again.clients, made.consortium.clients, strict=True):
+        assert (client.name, client.weight, client.training) == (before.name, before.weight, before.training)
+        assert client.data.columns == before.data.columns
     assert again.mode == mode == saved.history.mode
     for name in ("params", "rule", "policy", "correction", "loss"):
         assert getattr(again, name) == getattr(made.consortium, name), name
     if mode == "ThresholdKey":
         assert again.keys == made.consortium.keys
-    assert {training.client for training in saved.audit(repeats=2).trainings} == set(made.history.training)
 
 
 def test_a_network_of_several_classes_and_a_linear_one_are_saved(tmp_path: Path) -> None:
