@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from privfed.dp.ledger import Ledger as Ledger
     from privfed.dp.mechanism import Budget as Budget
     from privfed.dp.statement import PrivacyStatement as PrivacyStatement
+    from privfed.engines.alone import train_alone as train_alone
     from privfed.engines.local import simulate as simulate
     from privfed.errors import PrivFedError as PrivFedError
     from privfed.estimator import FederatedClassifier as FederatedClassifier
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from privfed.history import History as History
     from privfed.policy import OpeningPolicy as OpeningPolicy
     from privfed.report.write import write_report as write_report
+    from privfed.saved import load_run as load_run
+    from privfed.saved import save_run as save_run
     from privfed.training.loss import BinaryCrossEntropy as BinaryCrossEntropy
     from privfed.training.mechanism import DpSgd as DpSgd
     from privfed.training.mechanism import NonPrivate as NonPrivate
@@ -70,6 +73,7 @@ _HOMES = {
     "Ledger": "privfed.dp.ledger",
     "Budget": "privfed.dp.mechanism",
     "PrivacyStatement": "privfed.dp.statement",
+    "train_alone": "privfed.engines.alone",
     "simulate": "privfed.engines.local",
     "PrivFedError": "privfed.errors",
     "FederatedClassifier": "privfed.estimator",
@@ -81,6 +85,8 @@ _HOMES = {
     "ThresholdKey": "privfed.he.threshold_key",
     "History": "privfed.history",
     "write_report": "privfed.report.write",
+    "load_run": "privfed.saved",
+    "save_run": "privfed.saved",
     "BinaryCrossEntropy": "privfed.training.loss",
     "DpSgd": "privfed.training.mechanism",
     "NonPrivate": "privfed.training.mechanism",

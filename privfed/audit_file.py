@@ -26,7 +26,7 @@ def write_audit(audit: Audit, path: Path, *, run: str) -> None:
         run: Digest of the run that it is about. It binds by content, not by a key, and so does the checksum of the file: who may write
             the file can forge both.
     """
-    content = {"run": run, "verdict": audit.verdict, "audit": _encode(audit)}
+    content = {"run": run, "training_verdict": audit.training_verdict, "audit": _encode(audit)}
     path.write_text(json.dumps(content | {"checksum": checksum(content)}, indent=1, allow_nan=False), encoding="utf-8")
 
 
@@ -51,7 +51,7 @@ def _checked(found: dict[str, Any]) -> Audit:
     """The audit of a file, which must not have been edited, and whose verdict must follow from its measurements."""
     seal = found.pop("checksum")
     audit: Audit = _decode(Audit, found["audit"])
-    if seal != checksum(found) or set(found) != {"run", "verdict", "audit"} or found["verdict"] != audit.verdict:
+    if seal != checksum(found) or set(found) != {"run", "training_verdict", "audit"} or found["training_verdict"] != audit.training_verdict:
         raise ValueError("expected the verdict that follows from the measurements, and nothing else")
     return audit
 

@@ -3,20 +3,17 @@
 One party holds all the data here, so counts per bank and metrics are shown; a real consortium must not publish them.
 """
 
-import hashlib
-import io
-import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import nn
 
+from privfed.audit.canaries import transaction_schema
 from privfed.client import Client, check_delta
 from privfed.consortium import Consortium
 from privfed.custody import Custody, Holder
@@ -28,7 +25,7 @@ from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget, PoissonSampledGaussian
 from privfed.engines.local import Simulation
 from privfed.history import History, RoundSummary
-from privfed.strict_json import checksum
+from privfed.run_setup import Setup, history_content, run_files, write_run
 from privfed.training.evaluate import EvaluationScope
 from privfed.training.loss import BinaryCrossEntropy
 from privfed.training.mechanism import DpSgd, NonPrivate, TrainingMechanism
@@ -154,6 +151,7 @@ class Outcome:
         banks: The banks, in order.
         deal: Who got which record.
         history: What happened.
+        setup: How it was set up.
     """
 
     scenario: Scenario
@@ -161,6 +159,7 @@ class Outcome:
     banks: tuple[Bank, ...]
     deal: Deal
     history: History
+    setup: Setup
 
     @property
     def prevalence(self) -> float:
@@ -206,13 +205,10 @@ class Outcome:
 
     def to_json(self) -> dict[str, object]:
         """The outcome as JSON values. An infinite epsilon and an undefined metric are null."""
-        scenario, history = self.scenario, self.history
-        return {
+        scenario, content = self.scenario, history_content(self.history)
+        return content | {
             "scope": EvaluationScope.SIMULATION_ONLY.value,
-            "mode": history.mode,
             "keys": scenario.custody.content(),
-            "rule": history.rule,
-            "private": history.private,
             "features": list(scenario.feature_set.columns),
             "alpha": scenario.alpha,
             "seed": scenario.seed,
@@ -220,25 +216,15 @@ class Outcome:
             "deviation": self.deal.partition.deviation,
             "redraws": self.deal.partition.redraws,
             "moved": self.deal.partition.moved,
-            "banks": [
-                asdict(bank)
-                | {"epsilon": _finite(history.epsilon[bank.name]), "training": asdict(history.training[bank.name])}
-                | {"mechanism": type(history.training[bank.name]).__name__}
-                for bank in self.banks
-            ],
-            "pr_auc": [_finite(value) for value in history.pr_auc],
+            "banks": [asdict(bank) | of_run for bank, of_run in zip(self.banks, content["banks"], strict=True)],
             "pr_auc_of_guessing": _finite(self.prevalence),
-            "parameters": history.model.layout.size,
-            "bytes_up_per_parameter": history.bytes_up_per_parameter,
-            "bytes_down_per_parameter": history.bytes_down_per_parameter,
             "notes": list(self.notes),
-            "rounds": [summary.to_json() for summary in history.rounds],
         }
 
     def save(self, folder: Path, *, command: str | None = None, demonstration: bool = False) -> None:
-        """Writes history.json, under a checksum, and model.npz, one array per tensor of the model, into a folder that exists.
+        """Writes history.json, under a checksum, model.npz and initial.npz, one array per tensor of the model, into a folder that exists.
 
-        The history has the SHA-256 of model.npz, so that the model of another run is told from this one's.
+        The history has the SHA-256 of the others, so that the model of another run is told from this one's.
 
         Args:
             folder: Where to.
@@ -248,18 +234,8 @@ class Outcome:
         Raises:
             FileExistsError: If one of them is there already. Nothing is overwritten.
         """
-        tensors = {name: values.astype(np.float32) for name, values in self.history.model.layout.unflatten(self.history.model).items()}
-        packed = io.BytesIO()
-        np.savez(packed, allow_pickle=False, **tensors)
-        content = self.to_json() | {
-            "command": command,
-            "demonstration": demonstration,
-            "model_sha256": hashlib.sha256(packed.getvalue()).hexdigest(),
-        }
-        with (folder / "history.json").open("x", encoding="utf-8") as file:
-            json.dump(content | {"checksum": checksum(content)}, file, indent=2, allow_nan=False)
-        with (folder / "model.npz").open("xb") as file:
-            file.write(packed.getvalue())
+        content = self.to_json() | {"setup": self.setup.to_json(), "command": command, "demonstration": demonstration}
+        write_run(folder, run_files(content, self.history))
 
 
 def first_model(feature_set: FeatureSet) -> nn.Module:
@@ -317,10 +293,10 @@ def run_scenario(
             for name, shard in dealt.banks.items()
         ]
         consortium = consortium_of(clients, scenario.custody)
-        simulation = stack.enter_context(
-            Simulation(consortium, first_model(scenario.feature_set), evaluation=dealt.test, separate_server=inspect is not None)
-        )
+        model = first_model(scenario.feature_set)
+        simulation = stack.enter_context(Simulation(consortium, model, evaluation=dealt.test, separate_server=inspect is not None))
         history = simulation.run(rounds=scenario.rounds, progress=progress)
+        setup = Setup.of(consortium, model, schema=transaction_schema(scenario.feature_set), history=history)
         if inspect is not None:
             inspect(simulation, consortium)
     banks = tuple(
@@ -332,7 +308,7 @@ def run_scenario(
         )
         for name, shard in dealt.banks.items()
     )
-    return Outcome(scenario=scenario, budget=budget, banks=banks, deal=dealt, history=history)
+    return Outcome(scenario=scenario, budget=budget, banks=banks, deal=dealt, history=history, setup=setup)
 
 
 def _declared(records: int) -> int:

@@ -115,9 +115,9 @@ DAMAGE = {
     "no outcome": set_to(None, "audit", "findings", 0, "outcome"),
     "one field more": set_to(1, "audit", "extra"),
     "a field beside it": set_to(1, "extra"),
-    "another verdict": set_to("As declared.", "verdict"),
+    "another verdict": set_to("As declared.", "training_verdict"),
     "a measurement that is not as the verdict says": set_to("9.0", "audit", "trainings", 0, "reading", "weight", "low"),
-    "no verdict": set_to(None, "verdict"),
+    "no verdict": set_to(None, "training_verdict"),
 }
 
 
@@ -161,6 +161,6 @@ def test_a_key_that_stands_twice_is_refused(path: Path) -> None:
 
 
 def test_the_file_says_the_verdict(path: Path) -> None:
-    assert json.loads(path.read_text())["verdict"] == AUDIT.verdict
-    assert AUDIT.verdict.startswith("As declared: the noise and the clipping of bank_1, ")
-    assert AUDIT.verdict.endswith("; not measured at bank_2: too few records.")
+    assert json.loads(path.read_text())["training_verdict"] == AUDIT.training_verdict
+    assert AUDIT.training_verdict.startswith("As declared: the noise and the clipping of bank_1, ")
+    assert AUDIT.training_verdict.endswith("; not measured at bank_2: too few records.")

@@ -134,7 +134,9 @@ def test_simulate_prints_one_json_object_that_is_also_its_history_file(
     assert kept.pop("checksum") == checksum(kept)
     assert kept.pop("command").startswith("privfed simulate ")
     assert kept.pop("demonstration") is False
-    assert kept.pop("model_sha256") == hashlib.sha256((out / "model.npz").read_bytes()).hexdigest()
+    for file in ("model", "initial"):
+        assert kept.pop(f"{file}_sha256") == hashlib.sha256((out / f"{file}.npz").read_bytes()).hexdigest()
+    assert list(kept.pop("setup")["clients"]) == ["bank_1", "bank_2", "bank_3"]
     assert result == kept
     assert result["scope"] == "simulation only"
     assert result["private"] is True

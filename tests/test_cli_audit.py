@@ -65,7 +65,7 @@ def open_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_saved_run_is_read_as_it_was(private_run: Path) -> None:
     saved = SavedRun.load(private_run)
     assert saved.history.private
-    assert saved.feature_set == NOBAL
+    assert saved.setup.columns == NOBAL.columns
     assert len(saved.history.rounds) == 2
     for statement in saved.statements():
         assert statement.epsilon == pytest.approx(saved.history.epsilon[statement.population])
@@ -96,11 +96,11 @@ def test_an_audit_says_whether_the_banks_train_as_they_declare(private_run: Path
     shown = " ".join(here("audit", str(folder), "--quick", "--tier", "0").stdout.split())
     verdict = "As declared: the noise and the clipping of bank_1, bank_2, bank_3"
     assert f"Training, measured with canaries. {verdict}" in shown
-    assert json.loads((folder / "audit.json").read_text())["verdict"].startswith(verdict)
+    assert json.loads((folder / "audit.json").read_text())["training_verdict"].startswith(verdict)
     here("report", str(folder))
     checks = {check["claim"]: check["holds"] for check in json.loads((folder / "report.json").read_text())["checks"]}
     assert checks["Every client's training adds the noise, and clips, as it declares."]
-    assert SavedRun.load(open_run).audit(repeats=2).verdict == "Nothing to measure: no client says that it trains with noise."
+    assert SavedRun.load(open_run).audit(repeats=2).training_verdict == "Nothing to measure: no client says that it trains with noise."
 
 
 def test_an_audit_charges_nothing(private_run: Path) -> None:
@@ -194,7 +194,7 @@ def test_limits_that_cannot_be_meant_are_refused_before_anything_is_attacked(
     assert not (private_run / "audit.json").exists()
 
 
-@pytest.mark.parametrize("file", ["history.json", "model.npz"])
+@pytest.mark.parametrize("file", ["history.json", "model.npz", "initial.npz"])
 def test_an_audit_is_bound_to_every_byte_that_the_run_wrote_and_to_the_version(
     private_run: Path, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +237,7 @@ def test_a_folder_without_a_run_is_refused_in_one_line_that_says_how_to_make_one
         assert line.startswith(f"refused: {words}")
         assert "nothing was done" in line
         assert "privfed simulate FILE.csv --out DIR" in line
-        assert ("privfed.run_audit and privfed.write_report" in line) == (wrong == tmp_path)
+        assert ("kept with privfed.save_run" in line) == (wrong == tmp_path)
 
 
 def altered(run: Path, folder: Path, change: Callable[[Any], object], *, anew: bool = True) -> Path:
@@ -252,6 +252,20 @@ def altered(run: Path, folder: Path, change: Callable[[Any], object], *, anew: b
 
 def training_of(bank: int, **values: object) -> Callable[[Any], object]:
     return lambda content: content["banks"][bank]["training"].update(values)
+
+
+def account(content: Any) -> Any:
+    return content["setup"]["clients"]["bank_1"]
+
+
+def budgets(**values: object) -> Callable[[Any], object]:
+    """Edits the budget of every bank, and where it stands for all of them."""
+
+    def change(content: Any) -> None:
+        for said in (content, *content["setup"]["clients"].values()):
+            said["budget"].update(values)
+
+    return change
 
 
 def epsilon_of_round(content: Any) -> None:
@@ -275,9 +289,10 @@ AGAINST_THE_LEDGER = {
     "steps": (training_of(2, steps=1), "training"),
     "another event": (training_of(0, batch_capacity=400), "training"),
     "no mechanism": (no_noise, "training"),
-    "delta": (lambda content: content["budget"].update(delta=1e-9), "delta"),
-    "budget": (lambda content: content["budget"].update(epsilon=2.9), "budget"),
-    "no budget": (lambda content: content["budget"].update(epsilon=None), "budget"),
+    "delta": (budgets(delta=1e-9), "delta"),
+    "budget": (budgets(epsilon=2.9), "budget"),
+    "no budget": (budgets(epsilon=None), "budget"),
+    "earlier charges": (lambda content: account(content).update(earlier_charges=1), "number of charges"),
     "an epsilon on the way": (epsilon_of_round, "epsilon"),
     "an epsilon at the end": (spent_less, "epsilon"),
     "an absence": (lambda content: content["rounds"][0]["record"]["coefficients"].pop("bank_1"), "number of charges"),
@@ -305,6 +320,11 @@ WITHIN = {
     "bytes_up of the banks": lambda content: content["banks"][0].update(bytes_up=1),
     "epsilon of the banks": lambda content: content["banks"][0].update(epsilon=0.1),
     "names of the banks": lambda content: content["rounds"][0]["record"]["selected"].append("bank_9"),
+    "of the banks": lambda content: content["setup"]["clients"].update(bank_9=content["setup"]["clients"].pop("bank_1")),
+    "names of the bank": lambda content: content["setup"]["clients"].pop("bank_1"),
+    "features": lambda content: content["features"].append("name"),
+    "keys": lambda content: content["keys"].update(mode="EscrowKey"),
+    "budget": lambda content: content["budget"].update(epsilon=1.0),
     "numbers of the rounds": lambda content: content["rounds"][1]["record"].update(round=0),
 }
 
@@ -317,7 +337,7 @@ def test_a_history_that_says_two_things_is_refused_though_its_checksum_was_compu
         SavedRun.load(altered(private_run, tmp_path / "run", WITHIN[name]))
 
 
-@pytest.mark.parametrize("part", ["training", "record", "evaluation", "banks", "", "budget"])
+@pytest.mark.parametrize("part", ["training", "record", "evaluation", "banks", "", "alpha", "setup"])
 def test_any_other_edit_is_noticed_by_the_checksum(private_run: Path, tmp_path: Path, part: str) -> None:
     changes: dict[str, Callable[[Any], object]] = {
         "training": training_of(0, max_grad_norm=0.1),
@@ -325,7 +345,8 @@ def test_any_other_edit_is_noticed_by_the_checksum(private_run: Path, tmp_path: 
         "evaluation": lambda content: content["rounds"][0]["evaluation"].update(recall_at_1_percent_fpr=1.0),
         "banks": lambda content: content["banks"][0].update(records=5),
         "": lambda content: content.update(more=1),
-        "budget": lambda content: content["budget"].update(epsilon=2.9),
+        "alpha": lambda content: content.update(alpha=9.0),
+        "setup": lambda content: content["setup"]["policy"].update(max_share=0.9),
     }
     with pytest.raises(UnsupportedDataError, match="the checksum in it is not what follows"):
         SavedRun.load(altered(private_run, tmp_path / "run", changes[part], anew=False))
@@ -348,7 +369,15 @@ UNREADABLE: dict[str, Callable[[Any], object]] = {
     "a text for a metric": lambda content: content["rounds"][1]["evaluation"].update(pr_auc="1"),
     "a text for an error": lambda content: content["rounds"][1].update(grid_error_max="0"),
     "one field more": lambda content: content["rounds"][1].update(more=0),
-    "a text for a delta": lambda content: content["budget"].update(delta="1e-5"),
+    "a text for a delta": lambda content: account(content)["budget"].update(delta="1e-5"),
+    "a text for a weight": lambda content: account(content).update(weight="1"),
+    "fewer charges than none": lambda content: account(content).update(earlier_charges=-1),
+    "no setup, as of an older version": lambda content: content.pop("setup"),
+    "a rule that is none": lambda content: content["setup"]["rule"].update(kind="eval"),
+    "a loss that is none": lambda content: content["setup"].update(loss={"kind": "print"}),
+    "a model without layers": lambda content: content["setup"].update(widths=[8]),
+    "a model of other inputs": lambda content: content["setup"]["widths"].__setitem__(0, 7),
+    "parameters that encrypt nothing": lambda content: content["setup"]["params"].update(modulus=1),
     "no checksum": lambda content: None,
     "noise that is no number": training_of(0, noise_multiplier="1"),
 }
@@ -364,7 +393,7 @@ def test_a_history_that_cannot_be_read_is_refused_in_one_line(private_run: Path,
     for command in ("audit", "report"):
         result = CliRunner().invoke(app, [command, str(folder)])
         assert result.exit_code == 2
-        assert "does not hold what privfed simulate --out writes; nothing was done" in " ".join(result.stderr.split())
+        assert "does not hold what this version of privfed writes; nothing was done" in " ".join(result.stderr.split())
     assert not (folder / "report.html").exists()
 
 
@@ -432,8 +461,10 @@ def test_every_variant_of_training_is_read_as_it_was_written(private_run: Path, 
             "model.npz in {} is damaged or of another run; nothing was done; put the run's own file back",
         ),
         ("model.npz", None, "model.npz is missing in {}; nothing was done; put the run's own file back, or make a folder with privfed"),
-        ("history.json", bytes(range(256)), "history.json in {} does not hold what privfed simulate --out writes; nothing was done; put"),
-        ("history.json", b"", "history.json in {} does not hold what privfed simulate --out writes; nothing was done; put the run's own"),
+        ("initial.npz", b"", "initial.npz in {} is damaged or of another run; nothing was done; put the run's own file back"),
+        ("initial.npz", None, "initial.npz is missing in {}; nothing was done; put the run's own file back, or make a folder with privfed"),
+        ("history.json", bytes(range(256)), "history.json in {} does not hold what this version of privfed writes; nothing was done; put"),
+        ("history.json", b"", "history.json in {} does not hold what this version of privfed writes; nothing was done; put the run's own"),
         ("bank_2.ledger", None, "bank_2.ledger is missing in {}; nothing was done; put the run's own file back, or make a folder"),
     ],
 )

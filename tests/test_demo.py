@@ -111,7 +111,7 @@ def test_what_could_not_be_searched_is_reported_as_not_tested(result: DemoResult
 def test_the_folder_holds_a_saved_run_its_audit_and_a_report_in_three_layouts(result: DemoResult, folder: Path) -> None:
     ledgers = [f"{name}.ledger{suffix}" for name in NAMES for suffix in ("", ".head")]
     reports = ["report.html", "report.json", "report.md"]
-    assert sorted(contents(folder)) == ["audit.json", *ledgers, "history.json", "model.npz", *reports]
+    assert sorted(contents(folder)) == ["audit.json", *ledgers, "history.json", "initial.npz", "model.npz", *reports]
     run = SavedRun.load(folder)
     assert run.demonstration
     assert run.command == COMMAND
@@ -152,7 +152,7 @@ def test_a_demonstration_replaces_an_earlier_one_and_leaves_other_files_alone(
     before = contents(out)
     again = run_demo(TINY, out)
     after = contents(out)
-    assert {name for name in before if before[name] == after[name]} == {"notes.txt"}
+    assert {name for name in before if before[name] == after[name]} == {"notes.txt", "initial.npz"}  # which all start from
     assert set(before) == set(after)
     assert SavedRun.load(out).statements() == again.statements
     assert SavedRun.load(out).history.pr_auc == again.outcome.history.pr_auc

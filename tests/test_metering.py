@@ -77,7 +77,7 @@ def audited(banks: Consortium) -> Audit:
 
 def test_an_honest_run_passes_and_the_verdict_names_all_banks(banks: Consortium) -> None:
     audit = audited(banks)
-    assert audit.verdict.startswith("As declared: the noise and the clipping of bank_0, bank_1, bank_2")
+    assert audit.training_verdict.startswith("As declared: the noise and the clipping of bank_0, bank_1, bank_2")
     assert not any(metered.fault for metered in audit.trainings)
     assert [metered.client for metered in audit.trainings] == ["bank_0", "bank_1", "bank_2"]
 
@@ -86,11 +86,11 @@ def test_an_honest_run_passes_and_the_verdict_names_all_banks(banks: Consortium)
 def test_a_fault_at_one_bank_of_three_changes_the_verdict_and_names_that_bank_alone(banks: Consortium, plant: Plant, fault: str) -> None:
     plant("bank_1", FAULTS[fault])
     audit = audited(banks)
-    assert audit.verdict.startswith("NOT AS DECLARED: bank_1: ")
-    assert not {"bank_0", "bank_2"} & set(audit.verdict.replace(":", " ").split())
-    assert ("records weigh more" if fault == "no clipping" else "less noise") in audit.verdict
+    assert audit.training_verdict.startswith("NOT AS DECLARED: bank_1: ")
+    assert not {"bank_0", "bank_2"} & set(audit.training_verdict.replace(":", " ").split())
+    assert ("records weigh more" if fault == "no clipping" else "less noise") in audit.training_verdict
     assert [metered.client for metered in audit.trainings if metered.fault] == ["bank_1"]
-    assert json.loads(json.dumps(audit.to_json(), allow_nan=False))["verdict"] == audit.verdict
+    assert json.loads(json.dumps(audit.to_json(), allow_nan=False))["training_verdict"] == audit.training_verdict
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.7, 1.0, 3.0])
@@ -255,10 +255,10 @@ def test_what_cannot_be_measured_is_said_and_is_never_as_declared(banks: Consort
         assert metered.to_json()["fault"] is None
         assert reason in str(metered.to_json()["not_measured"])
     audit = audited(replace(banks, clients=[variant(client, batch_capacity=300) for client in banks.clients]))
-    assert audit.verdict.startswith("Not measured: not measured at bank_0")
+    assert audit.training_verdict.startswith("Not measured: not measured at bank_0")
     mixed = audited(replace(banks, clients=[variant(banks.clients[0], batch_capacity=300), *banks.clients[1:]]))
-    assert mixed.verdict.startswith("As declared: the noise and the clipping of bank_1, bank_2")
-    assert "not measured at bank_0: " in mixed.verdict
+    assert mixed.training_verdict.startswith("As declared: the noise and the clipping of bank_1, bank_2")
+    assert "not measured at bank_0: " in mixed.training_verdict
 
 
 def test_a_training_that_refuses_canaries_is_not_measured(banks: Consortium, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,9 +275,9 @@ def test_a_bank_that_says_it_trains_without_noise_is_not_measured(tmp_path: Path
     with ExitStack() as stack:
         banks = consortium(stack, tmp_path, training=[PRIVATE, OPEN, PRIVATE])
         assert [metered.claims_noise for metered in measured(banks)] == [True, False, True]
-        assert "bank_1" not in audited(banks).verdict
+        assert "bank_1" not in audited(banks).training_verdict
         bare = consortium(stack, tmp_path, training=OPEN, keys=Plaintext())
-        assert audited(bare).verdict == "Nothing to measure: no client says that it trains with noise."
+        assert audited(bare).training_verdict == "Nothing to measure: no client says that it trains with noise."
 
 
 def test_a_model_whose_gradients_are_not_clipped_is_measured_by_canaries_all_the_same(banks: Consortium, plant: Plant) -> None:

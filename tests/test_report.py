@@ -888,8 +888,8 @@ def test_measured_training_is_claimed_with_its_numbers(report: Report, bare: Rep
         assert words in claimed(report, claim).evidence
         assert claim not in {check.claim for check in bare.checks}
     assert report.audit is not None
-    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["audit"]["verdict"] == report.audit.verdict
-    assert report.audit.verdict.startswith("As declared")
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["audit"]["training_verdict"] == report.audit.training_verdict
+    assert report.audit.training_verdict.startswith("As declared")
 
 
 def test_noise_that_is_not_as_declared_fails_on_the_first_page(report: Report) -> None:

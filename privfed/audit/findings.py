@@ -241,7 +241,7 @@ class Audit:
         return tuple(dict.fromkeys(held))
 
     @property
-    def verdict(self) -> str:
+    def training_verdict(self) -> str:
         """Whether the clients train as they declare, in a sentence. It says nothing of attacks: `better_than_guessing` does."""
         claiming = [metered for metered in self.trainings if metered.claims_noise]
         if not claiming:
@@ -324,7 +324,7 @@ class Audit:
             "rows": self.rows,
             "repeats": self.repeats,
             "seconds": self.seconds,
-            "verdict": self.verdict,
+            "training_verdict": self.training_verdict,
             "trainings": [metered.to_json() for metered in self.trainings],
             "opening": None if self.opening is None else {"fault": self.opening.fault or None, "evidence": self.opening.evidence},
             "findings": [finding.to_json() for finding in self.findings],

@@ -104,7 +104,7 @@ def finished_run(folder: Path) -> None:
     if not (folder / RUN).is_file():
         raise UnsupportedDataError(
             f"{folder} holds no {RUN}, so it is no folder of a finished privfed simulate --out or privfed demo; nothing was done; name "
-            f"another folder, or {make}; a run of privfed.simulate has its audit and report from privfed.run_audit and privfed.write_report"
+            f"another folder, or {make}; a run of privfed.simulate is kept with privfed.save_run"
         )
 
 

@@ -66,10 +66,10 @@ def audit(
 ) -> None:
     """Find out what each party could read: attack made-up records under the protection of a simulation.
 
-    DIR is a folder that `privfed simulate --out` or `privfed demo` wrote. The attacks run on canary rounds: real encrypted rounds, with
-    the training of the bank that adds the least noise, on made-up records. Beside every score stands what guessing reaches, and the same
-    attack with the protection taken away, which must succeed. Canaries in each bank's training show whether it adds the noise that it
-    declares, and clips. No record and no ledger of the banks is touched. What was found is kept as audit.json in DIR, for
+    DIR is a folder that `privfed simulate --out`, `privfed demo` or `privfed.save_run` wrote. The attacks run on canary rounds: real
+    encrypted rounds, with the training of the bank that adds the least noise, on made-up records. Beside every score stands what guessing
+    reaches, and the same attack with the protection taken away, which must succeed. Canaries in each bank's training show whether it adds
+    the noise that it declares, and clips. No record and no ledger of the banks is touched. What was found is kept as audit.json in DIR, for
     `privfed report`; an earlier one is replaced.
 
     With limits the audit can decide, in CI for example: exit code 3, and a line on stderr for each limit that was not kept, or of which
@@ -126,9 +126,10 @@ def report(
 ) -> None:
     """Write a report of a simulation: quality, privacy spent, bytes, who could read what. HTML, Markdown and JSON.
 
-    DIR is a folder that `privfed simulate --out` or `privfed demo` wrote; report.html, report.md and report.json are put into it and
-    replace earlier ones. What attacks could read is taken from the audit.json of `privfed audit` if it is about this very run and of this
-    version; else the attacks are run, as `privfed audit` does. The report shows what is public, and canaries: no record of a bank.
+    DIR is a folder that `privfed simulate --out`, `privfed demo` or `privfed.save_run` wrote; report.html, report.md and report.json are
+    put into it and replace earlier ones. What attacks could read is taken from the audit.json of `privfed audit` if it is about this very
+    run and of this version; else the attacks are run, as `privfed audit` does. The report shows what is public, and canaries: no record of
+    a bank.
 
     ```
     privfed report run1
@@ -201,7 +202,7 @@ def show_audit(found: "Audit") -> None:
                 "and knows all other updates.",
             )
         )
-    typer.echo(f"Training, measured with canaries. {printable(found.verdict, most=_LONGEST)}")
+    typer.echo(f"Training, measured with canaries. {printable(found.training_verdict, most=_LONGEST)}")
 
 
 def _sentence(finding: "Finding | None") -> str:

@@ -87,6 +87,6 @@ def show_written(outcome: "Outcome", out: Path, *, also: str = "") -> None:
         out: The folder.
         also: Further things that were written to it.
     """
-    Console().print(f"Written to {escape(str(out))}: history.json, model.npz, {also}and a ledger per bank. Next:")
+    Console().print(f"Written to {escape(str(out))}: history.json, model.npz, initial.npz, {also}and a ledger per bank. Next:")
     for command in (["audit", out], ["report", out], ["ledger", "show", out / f"{outcome.banks[0].name}.ledger"]):
         typer.echo(f"  {shlex.join(['privfed', *map(str, command)])}")

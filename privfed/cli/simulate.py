@@ -110,7 +110,7 @@ def simulate(
     ] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="New or empty folder for history.json, model.npz and the ledgers.", show_default=False),
+        typer.Option(metavar="DIR", help="New or empty folder for history.json, the weights and the ledgers.", show_default=False),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help=f"{_QUICK_ROUNDS} short rounds, to see that everything works.")] = False,
     as_json: AsJson = False,

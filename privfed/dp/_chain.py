@@ -86,7 +86,7 @@ class Chain:
         if not resolved.parent.is_dir():
             raise FileNotFoundError(f"expected a folder {path.parent} to make the ledger in, found none; nothing was made")
         head = resolved.with_name(resolved.name + ".head")
-        self._name = path.name
+        self._name, self._path = path.name, resolved
         self._process = os.getpid()
         self._read_only = read_only
         self._check_files(resolved, head, create=create)
@@ -112,6 +112,11 @@ class Chain:
                 self._write_head()  # else a second crash at the same place would leave it two rows behind, as if rows had been added
             self._resources = resources.pop_all()
         self._closed = False
+
+    @property
+    def path(self) -> Path:
+        """The file, without links in its name."""
+        return self._path
 
     @property
     def rows(self) -> tuple[Row, ...]:

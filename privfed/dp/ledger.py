@@ -158,6 +158,11 @@ class Ledger:
         return ledger
 
     @property
+    def path(self) -> Path:
+        """The file, without links in its name."""
+        return self._chain.path
+
+    @property
     def terms(self) -> Terms:
         """What the ledger was made for."""
         return self._terms
