@@ -24,13 +24,14 @@ from torch import nn
 
 from benchmarks.experiment import DOSSIER, AsJson, Cache, FinishedRuns, Output, need_matplotlib, print_table, round_bar, versions_of
 from benchmarks.he.meter import Meter
+from privfed.agreement import DIGEST_BYTES
 from privfed.client import Client, Trainer
 from privfed.consortium import Consortium, Plaintext
 from privfed.data.samples import Samples
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.engines.local import Simulation
-from privfed.he.params import CkksParams
+from privfed.he.params import SEALED_TAGS_BYTES, SEED_BYTES, CkksParams
 from privfed.he.secret import SharedKey
 from privfed.he.threshold_key import ThresholdKey
 from privfed.history import RoundSummary
@@ -83,6 +84,7 @@ COMPILED = Way(name="+ DP + HE, compiled", private=True, keys="shared", compiled
 THRESHOLD = Way(name="ThresholdKey + DP", private=True, keys="threshold")
 WAYS = (PLAIN, DP, HE, BOTH, PARITY, THRESHOLD, UNMENDED, DP_COMPILED, COMPILED)
 AFTER_MENDING = (PLAIN, DP, HE, BOTH, UNMENDED)
+WIDE_WAYS = (PLAIN, DP, BOTH, PARITY, DP_COMPILED, COMPILED)
 SCALED = (PLAIN, BOTH, PARITY)
 
 
@@ -151,11 +153,13 @@ class Cost:
 
 BANKS = Work(clients=5, records=200_000, hidden=(64, 48), batch=512, steps=390, rounds=3, turns=1)
 SHORT = replace(BANKS, steps=39)
+# The layers of `benchmarks.dp_sgd`.
+WIDE = replace(BANKS, hidden=(128, 64))
 _SMALL = Work(clients=5, records=1000, hidden=(64, 48), batch=64, steps=1, rounds=2, turns=1)
-FULL: tuple[tuple[Work, tuple[Way, ...]], ...] = ((BANKS, WAYS), (SHORT, AFTER_MENDING))
+FULL: tuple[tuple[Work, tuple[Way, ...]], ...] = ((BANKS, WAYS), (WIDE, WIDE_WAYS), (SHORT, AFTER_MENDING))
 CLIENTS = tuple(replace(_SMALL, clients=clients) for clients in (2, 5, 10, 30, 100))
 # One hidden layer of as many neurons as make about that many parameters.
-PARAMETERS = tuple(replace(_SMALL, hidden=(size // (COLUMNS + 2),)) for size in (10_000, 100_000, 1_000_000))
+PARAMETERS = tuple(replace(_SMALL, hidden=(size // (COLUMNS + 2),)) for size in (10_000, 20_000, 50_000, 100_000, 1_000_000))
 LARGE = tuple(replace(_SMALL, hidden=(size // (COLUMNS + 2),)) for size in (10_000_000,))
 _TINY = Work(clients=5, records=2000, hidden=(64, 48), batch=64, steps=5, rounds=2, turns=1)
 QUICK: tuple[tuple[Work, tuple[Way, ...]], ...] = ((_TINY, (PLAIN, DP, BOTH, THRESHOLD)),)
@@ -392,19 +396,34 @@ def within_bytes(by_parameters: Sequence[Sequence[Cost]]) -> list[str]:
         ]
     around = next(cost for cost in by_parameters[0] if cost.way == PARITY.name)
     lines += [
-        f"* What makes a round trustworthy does not grow with it: each of {around.clients} clients receives the approval of all, and "
-        f"their countersignatures of the heads of each other's ledgers, {SIGNATURE_BYTES * around.clients**2:,} bytes of signatures. "
-        f"{REQUIRED_BYTES_PARITY:g} times the bytes of float32 leave no room for these alone below {proven_least(around.clients):,} "
-        "parameters, whatever ciphertexts are made of.",
+        f"* What makes a round trustworthy hardly grows with it. Signatures, sealed tags, hashes and seeds of {around.clients} clients are "
+        f"{least_beside(around.clients, chunks=1):,} bytes for each, if nothing else is said. {REQUIRED_BYTES_PARITY:g} times the bytes of "
+        f"float32 leave no room for these alone below {proven_least(around.clients):,} parameters.",
         "",
     ]
     return lines
 
 
+def least_beside(clients: int, *, chunks: int) -> int:
+    """Bytes that a client sends and receives beside the numbers themselves, if messages were nothing but what cannot be left out.
+
+    Its own setup, upload and approval, the digest and the aggregate are signed. Of each client it receives the signature under its
+    approval, under the heads of ledgers and under its own head, the hash and the sealed tags of its upload, and a seed for each chunk. It
+    sends tags and seeds of its own.
+    """
+    per_client = 3 * SIGNATURE_BYTES + DIGEST_BYTES + SEALED_TAGS_BYTES + chunks * SEED_BYTES
+    return 5 * SIGNATURE_BYTES + clients * per_client + SEALED_TAGS_BYTES + chunks * SEED_BYTES
+
+
 def proven_least(clients: int) -> int:
-    """Parameters below which the signatures of a round alone exceed what `REQUIRED_BYTES_PARITY` leaves beside float32, both ways."""
-    signatures = SIGNATURE_BYTES * clients**2
-    return math.ceil(signatures / (2 * FLOAT32_BYTES * (REQUIRED_BYTES_PARITY - 1)))
+    """Parameters below which `least_beside` exceeds what `REQUIRED_BYTES_PARITY` leaves beside float32, both ways."""
+    degree = CkksParams.parity(clients=clients).poly_modulus_degree
+    chunks = 1
+    while True:
+        needed = math.ceil(least_beside(clients, chunks=chunks) / (2 * FLOAT32_BYTES * (REQUIRED_BYTES_PARITY - 1)))
+        if needed <= chunks * degree:
+            return max(needed, (chunks - 1) * degree + 1)
+        chunks += 1
 
 
 def scaling(results: Sequence[Sequence[Cost]], what: str) -> list[str]:

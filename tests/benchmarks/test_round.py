@@ -97,8 +97,15 @@ def test_bytes_are_within_their_bounds_from_the_smallest_network_that_keeps_them
     lines = whole_round.within_bytes((small, large))
     assert "2 times the bytes are kept from 1,000,000 parameters on (+ DP + HE)" in lines[0]
     assert "are kept by none" in whole_round.within_bytes((small,))[0]
-    # 5 approvals of 64 bytes and 5 times 4 countersignatures, against a twentieth of 8 bytes per parameter.
-    assert whole_round.proven_least(5) == 4000
+    # Of 5 clients 3 signatures, a hash and tags each, 5 frames, own tags, and 6 seeds for each chunk, against a twentieth of 8 bytes each.
+    assert whole_round.least_beside(5, chunks=1) == 5 * (3 * 64 + 32 + 92) + 5 * 64 + 92 + 6 * 64
+    assert whole_round.proven_least(5) == (5 * (3 * 64 + 32 + 92) + 5 * 64 + 92 + 2 * 6 * 64) / 0.4 == 6900
+
+
+def test_no_round_has_fewer_bytes_than_are_proven_to_be_needed(costs: list[Cost]) -> None:
+    parity = next(cost for cost in costs if cost.way == PARITY.name)
+    beside = parity.bytes_up + parity.bytes_down - 2 * 4 * parity.parameters
+    assert beside > whole_round.least_beside(5, chunks=1)
 
 
 def test_the_quick_form_measures_in_processes_of_its_own_and_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
