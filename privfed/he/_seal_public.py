@@ -376,6 +376,22 @@ def expand(public: Ring, seed: bytes) -> NDArray[np.uint64]:
     return words[public.polynomial_words :]
 
 
+def coefficients(public: Ring, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Coefficients, of shape (N,) and below the modulus, of the polynomial with these words: the transform to NTT form taken back.
+
+    Exact, where `Ring.decode` is not. SEAL transforms ciphertexts alone, and refuses a c1 of zero, so the constant 1 goes along.
+
+    Args:
+        public: A ring of one prime.
+        words: In NTT form, of shape (N,), every word below the modulus.
+    """
+    ciphertext = load_sum(public, np.concatenate((words, np.ones_like(words))))
+    public.evaluator.transform_from_ntt_inplace(ciphertext)
+    body = members(saved(ciphertext))
+    found = np.frombuffer(body, "<u8", words.size, len(body) - 16 * words.size)
+    return found.astype(np.uint64, copy=False)
+
+
 class WeightedSum:
     """The one accumulator of a weighted sum of ciphertexts, exact modulo the prime."""
 
