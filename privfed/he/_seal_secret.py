@@ -227,10 +227,8 @@ class RingKey(Secret):
         """
         ring, plain = self._ring, seal.Plaintext()
         self._decryptor.decrypt(_seal_public.load_sum(ring, np.concatenate((np.zeros_like(second), second))), plain)
-        body = _seal_public.members(_seal_public.saved(plain))
-        product = np.frombuffer(body, "<u8", second.size, len(body) - 8 * second.size).astype(np.uint64, copy=False)
         modulus = np.uint64(ring.modulus)
-        total = (first + _seal_public.coefficients(ring, product)[: first.size]) % modulus
+        total = (first + ring.plaintext_coefficients(plain)[: first.size]) % modulus
         return np.where(total > modulus // np.uint64(2), total - modulus, total).view(np.int64).astype(np.float64)
 
     def decrypt_product(self, words: NDArray[np.uint64]) -> tuple[int, NDArray[np.complex128]]:

@@ -250,7 +250,7 @@ def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_k
         batches = (spread(grid[start : start + size], params) for start in range(0, layout.size, size))
         pairs = ring_key.encrypt(batches, slots=params.slots)
         for (words, seed), sent in zip(pairs, params.first_polynomial_sizes(layout), strict=True):
-            first = words if sent == params.polynomial_bytes else _seal_public.coefficients(ring, words)[: sent // params.word_bytes]
+            first = words if sent == params.polynomial_bytes else ring.coefficients(words)[: sent // params.word_bytes]
             chunks.append(pack_words(first, params, behind=seed))
             yield first if params.seeded_sums else np.concatenate((first, _seal_public.expand(ring, seed)))
 
@@ -302,9 +302,8 @@ def open_sum(vector: CkksVector, round_key: RoundKey, *, coefficients: Sequence[
 
     Whoever calls this decides that the sum may be opened; here only is checked that it is one. Every chunk must decrypt to
     grid points whose distance to the grid is the encryption noise that these coefficients leave, within what the
-    coefficients can reach, and a whole one to zero beyond the end of the layout. A wrong key or a damaged chunk fails: by the
-    name of the key, and by the noise, of which the last chunk, if it is cut, has the less to show the fewer coefficients it
-    has: damage to a few of them alone may pass. A malicious server
+    coefficients can reach, and a whole one to zero beyond the end of the layout. A wrong key or a damaged chunk fails; but the
+    fewer coefficients a cut chunk has, the less there is to see, and damage to single ones of them may pass. A malicious server
     can compose ciphertexts that pass, and that open to the key: who opens has checked the sum (`check_sum`), or computed it.
 
     Args:
@@ -385,10 +384,11 @@ def _is_residual_of(residual: NDArray[np.float64], coefficients: Sequence[int], 
     <= exp(-n (t - log(1 + t)) / 2) < 2^-79, and by Bernstein's inequality for non-negative variables with E x^4 <= 3 v^2,
     P(mean square < (1 - t) v) <= exp(-n t^2 / 6) < 2^-61. A last chunk that is cut has fewer of them. At x = log(2^60) / n, the second
     bound is 2^-60 for t = sqrt(6 x), beyond 1 no bound at all; the first is, for t = 2 sqrt(x) + 2 x, at most as much: Laurent and
-    Massart, 2000, lemma 1, whose proof takes nothing of normal variables but E exp(u y^2) <= (1 - 2 u v)^(-1/2). The real parts of the N / 2 = 4096 slots are N / 2 orthogonal
-    combinations, each of the squared length N / 2, of the independent e_0 and (e_j - e_(N - j)) / 2: the same with v N / 2. Encoding
-    and decoding add at most three times their relative error times the largest sum. Under a wrong key the residual is uniform
-    and its mean square beyond all of that, unless there are only a few.
+    Massart, 2000, lemma 1, whose proof takes nothing of normal variables but E exp(u y^2) <= (1 - 2 u v)^(-1/2).
+
+    The real parts of the N / 2 = 4096 slots are N / 2 orthogonal combinations, each of the squared length N / 2, of the independent e_0 and
+    (e_j - e_(N - j)) / 2: the same with v N / 2. Encoding and decoding add at most three times their relative error times the largest sum.
+    Under a wrong key the residual is uniform and its mean square beyond all of that, unless there are only a few.
 
     The slots of what was encrypted to a public key have normal noise of different variances v |s(z)|^2 / E|s(z)|^2, which are about
     exponentially distributed and at most 8 v or so: with t = 1/2, by Chernoff at 0.055 / v, the probability is below exp(-70).
