@@ -218,20 +218,26 @@ def test_other_weights_than_the_announced_ones_are_refused(rounds, coefficients)
 
 
 @pytest.mark.parametrize("params", EVERY, ids=name)
-def test_a_substituted_repeated_or_swapped_chunk_is_refused(rounds, params):
-    uploads, _, key = rounds(params)
-    multipliers = params.multipliers(COEFFICIENTS)
+def test_a_substituted_repeated_or_swapped_chunk_is_refused(params, seal, new_key):
+    uploads = [seal(np.arange(2 * params.chunk_coordinates) % 1000, sender=sender, params=params) for sender in NAMES]
+    key, multipliers = new_key(params=params), params.multipliers(COEFFICIENTS)
     total = summed(uploads, multipliers)
+    check(total, key, uploads)
     other = summed([uploads[0]] * 3, multipliers)
     first, second = total.chunks
-    for chunks in ((other.chunks[0], second), (first, other.chunks[1])):
+    for chunks in ((other.chunks[0], second), (first, other.chunks[1]), (first, first), (second, second), (second, first)):
         refused(dataclasses.replace(total, chunks=chunks), key, uploads)
-    for chunks in ((first, first), (second, second), (second, first)):
-        if params.slots:
-            refused(dataclasses.replace(total, chunks=chunks), key, uploads)
-        else:
-            with pytest.raises(ValueError, match="expected chunk . to have"):
-                dataclasses.replace(total, chunks=chunks)
+
+
+@pytest.mark.parametrize("params", EVERY, ids=name)
+def test_a_substituted_last_chunk_is_refused_and_no_whole_one_takes_the_place_of_one_that_is_cut(rounds, params):
+    uploads, _, key = rounds(params)
+    multipliers = params.multipliers(COEFFICIENTS)
+    total, other = summed(uploads, multipliers), summed([uploads[0]] * 3, multipliers)
+    refused(dataclasses.replace(total, chunks=(total.chunks[0], other.chunks[1])), key, uploads)
+    if not params.slots:
+        with pytest.raises(ValueError, match="expected chunk 1 to have"):
+            dataclasses.replace(total, chunks=(total.chunks[0],) * 2)
 
 
 @pytest.mark.parametrize("params", EVERY[:5], ids=name)
