@@ -31,7 +31,8 @@ from privfed.he.threshold_secret import SummandKey, open_sum
 from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.keys.party import seal
-from privfed.message import Kind, seal, write_text
+from privfed.message import Kind, write_text
+from privfed.message import seal as seal_message
 from privfed.policy import OpeningPolicy
 from privfed.protect import protect
 from privfed.sharing import answer, check_shares
@@ -278,7 +279,7 @@ def test_an_upload_travels_in_the_form_of_the_trust_mode_or_not_at_all(hold: Hol
     with pytest.raises(PrivFedError):  # longer than any upload of so few coordinates under a shared key
         decode_upload(message, shared, key_id(joint.context.digest))
     own_key = key_id(joint.context.digest)
-    foreign = seal(shared, joint.identity("bank_0"), Kind.UPLOAD, key_id=own_key, payload=bytes(200))
+    foreign = seal_message(shared, joint.identity("bank_0"), Kind.UPLOAD, key_id=own_key, payload=bytes(200))
     with pytest.raises(PrivFedError, match="another idea of the trust mode"):
         decode_upload(foreign, joint.context, own_key)
     with pytest.raises(RoundMismatchError, match="another round or attempt"):
