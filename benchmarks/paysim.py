@@ -400,7 +400,7 @@ def dossier(report: Report) -> str:
         f"{mean['plaintext_seconds_per_round']:.2f} s, on the machine that made this page. "
         f"A bank sent {mean['bytes_up_per_parameter']:.1f} bytes per parameter and round and "
         f"received {mean['bytes_down_per_parameter']:.1f}: models of {parameters} "
-        f"parameters leave part of the one ciphertext of {PARAMS.poly_modulus_degree} numbers empty.",
+        f"parameters fill part of the one ciphertext of {PARAMS.poly_modulus_degree} numbers, and only that part of it travels.",
         "",
         f"Versions: Python {platform.python_version()}, {versions}; torch on one thread. Seeds: "
         f"{', '.join(str(seed) for seed in size.seeds)}. Keys are never seeded; they change no number but the seconds.",

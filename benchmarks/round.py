@@ -459,7 +459,7 @@ def dossier(report: Report, command: str) -> str:
         *(f"* {sentence}" for costs in report.rounds for sentence in verdicts(ratios(costs))),
         "",
         "What encryption adds to a round does not grow with the steps, so its share falls with them; what DP-SGD adds to a step stays. "
-        "A ciphertext holds 4096 numbers: a network that leaves much of its last one empty pays for it in bytes.",
+        "A ciphertext holds 4096 numbers, and of the last one only those in use travel.",
         "",
         *within_bytes(report.by_parameters),
     ]

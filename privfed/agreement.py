@@ -270,12 +270,14 @@ class Agreement:
         """Fewest clients with which a round can be held: those that the policy demands, or the quorum."""
         return max(self.policy.min_clients, 0 if self.trust is None else self.trust.quorum)
 
-    @property
-    def upload_chunk_bytes(self) -> int:
-        """Bytes of one chunk of an upload."""
-        if isinstance(self.trust, EscrowTrust):
-            return self.params.sum_chunk_bytes + SEALED_OVERHEAD_BYTES
-        return self.params.fresh_chunk_bytes if self.trust is None else self.params.polynomial_bytes
+    @cached_property
+    def upload_chunk_sizes(self) -> tuple[int, ...]:
+        """Bytes of each chunk of an upload: the same of all, but for the last one, which may be cut where the clients share a key."""
+        if self.trust is None:
+            return self.params.fresh_chunk_sizes(self.sent_layout)
+        sealed = self.params.sum_chunk_bytes + SEALED_OVERHEAD_BYTES
+        size = sealed if isinstance(self.trust, EscrowTrust) else self.params.polynomial_bytes
+        return (size,) * self.params.chunks(self.sent_layout)
 
     @property
     def upload_tags_bytes(self) -> int:

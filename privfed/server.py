@@ -585,16 +585,17 @@ class Server:
 
     def _sum(self, digest: RoundDigest) -> EncryptedSum:
         params, layout = self._context.agreement.params, self._context.agreement.sent_layout
-        indices = range(params.chunks(layout))
+        sizes = params.first_polynomial_sizes(layout)
         if isinstance(self._context.agreement.trust, ThresholdTrust):
-            chunks = tuple(sum_polynomials((chunk for _, chunk in self._column(digest, index, {})), params) for index in indices)
+            columns = (self._column(digest, index, {}) for index in range(len(sizes)))
+            chunks = tuple(sum_polynomials((chunk for _, chunk in column), params) for column in columns)
             return OnePolynomialVector(layout=layout, params=params, key_id=digest.key_id, chunks=chunks)
         seeds = {name: bytearray() for name in digest.participants}
         if params.seeded_sums:
-            chunks = tuple(sum_first_polynomials(self._column(digest, index, seeds), params) for index in indices)
+            chunks = tuple(sum_first_polynomials(self._column(digest, index, seeds), params, size) for index, size in enumerate(sizes))
             collected = tuple(bytes(seed) for seed in seeds.values())
             return SeededSum(layout=layout, params=params, key_id=digest.key_id, chunks=chunks, seeds=collected)
-        chunks = tuple(sum_chunks(self._column(digest, index, seeds), params) for index in indices)
+        chunks = tuple(sum_chunks(self._column(digest, index, seeds), params, size) for index, size in enumerate(sizes))
         return CkksVector(layout=layout, params=params, key_id=digest.key_id, chunks=chunks, fresh=False)
 
     def _column(self, digest: RoundDigest, index: int, seeds: Mapping[str, bytearray]) -> Iterator[tuple[int, bytes]]:

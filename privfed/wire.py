@@ -14,7 +14,7 @@ COEFFICIENTS client -> server   what the rule made of them
 ABORT      client -> server     the word "abort": that it did not open the aggregate, and not why
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import cast
 
@@ -124,7 +124,7 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[U
         PrivFedError: As `message.unseal`.
     """
     agreement, params, layout = context.agreement, context.agreement.params, context.agreement.sent_layout
-    update_size = params.chunks(layout) * agreement.upload_chunk_bytes + agreement.upload_tags_bytes
+    update_size = sum(agreement.upload_chunk_sizes) + agreement.upload_tags_bytes
     most_statement = MAX_STATEMENT_BYTES if context.agreement.populations else 0
     frame = unseal(data, context, Kind.UPLOAD, max_payload=most_statement + LENGTH_BYTES + update_size)
     check_key(frame.sender, frame.key_id, key_id)
@@ -132,13 +132,13 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[U
     statement = reader.take(max(0, len(frame.payload) - update_size - LENGTH_BYTES))
     if reader.integer(LENGTH_BYTES) != len(statement) or not _right_statement(statement, frame.sender, context):
         raise InvalidMessageError
-    chunks = read_chunks(reader, context, agreement.upload_chunk_bytes)
+    chunks = read_chunks(reader, agreement.upload_chunk_sizes)
     sealed_tags = reader.take(agreement.upload_tags_bytes)
     reader.end()
     vector: UploadVector
     if agreement.trust is None:
-        for chunk in chunks:
-            check_chunk(chunk, params, fresh=True)
+        for chunk, size in zip(chunks, params.first_polynomial_sizes(layout), strict=True):
+            check_chunk(chunk, params, size, fresh=True)
         vector = CkksVector(layout=layout, params=params, key_id=key_id, chunks=chunks, fresh=True, sealed_tags=sealed_tags)
     elif isinstance(agreement.trust, EscrowTrust):
         # What is sealed only the key holder can look at.
@@ -178,10 +178,11 @@ def upload_statement(data: bytes, context: RoundContext) -> bytes:
 
 def upload_chunk(length: int, context: RoundContext, index: int) -> slice:
     """Where chunk `index` stands in a verified upload message of `length` bytes, for servers that stream from disk."""
-    agreement = context.agreement
-    behind = (agreement.params.chunks(agreement.sent_layout) - index) * agreement.upload_chunk_bytes + agreement.upload_tags_bytes
+    sizes = context.agreement.upload_chunk_sizes
+    # All but the last are of one size, and a sum over all of them for every chunk of every upload would take long.
+    behind = (len(sizes) - 1 - index) * sizes[0] + sizes[-1] + context.agreement.upload_tags_bytes
     start = length - SIGNATURE_BYTES - behind
-    return slice(start, start + agreement.upload_chunk_bytes)
+    return slice(start, start + sizes[index])
 
 
 def encode_digest(context: RoundContext, identity: Identity, digest: RoundDigest, statements: Mapping[str, bytes] = _NO_HEADS) -> bytes:
@@ -348,9 +349,9 @@ def check_key(sender: str, key_id: bytes, expected: bytes) -> None:
         raise RoundMismatchError(f"the message of {sender!r} belongs to another key; it was dropped and nothing happened")
 
 
-def read_chunks(reader: Reader, context: RoundContext, size: int) -> tuple[bytes, ...]:
-    """All chunks of a vector of the session, of `size` bytes each."""
-    return tuple(reader.take(size) for _ in range(context.agreement.params.chunks(context.agreement.sent_layout)))
+def read_chunks(reader: Reader, sizes: Sequence[int]) -> tuple[bytes, ...]:
+    """All chunks of a vector of the session, of so many bytes each."""
+    return tuple(reader.take(size) for size in sizes)
 
 
 def max_digest_payload(context: RoundContext) -> int:

@@ -99,8 +99,8 @@ def decode_aggregate(data: bytes, context: RoundContext, key_id: bytes) -> Opena
         PrivFedError: As `message.unseal`.
     """
     params, clients = context.agreement.params, len(context.agreement.roster.clients)
-    chunk_size = _total_chunk_bytes(context) + (clients * SEED_BYTES if params.seeded_sums else 0)
-    total_size = params.chunks(context.agreement.sent_layout) * chunk_size
+    sizes = _total_chunk_sizes(context)
+    total_size = sum(sizes) + (len(sizes) * clients * SEED_BYTES if params.seeded_sums else 0)
     per_upload = ABRIDGED_BYTES + (COEFFICIENT_BYTES if context.agreement.scored else 0)
     max_payload = max_approved_payload(context) + clients * per_upload + total_size
     frame = unseal(data, context, Kind.AGGREGATE, max_payload=max_payload)
@@ -133,14 +133,17 @@ def _kind_of_total(context: RoundContext) -> type[EncryptedSum]:
     return SeededSum if context.agreement.params.seeded_sums else CkksVector
 
 
-def _total_chunk_bytes(context: RoundContext) -> int:
-    params = context.agreement.params
-    return params.sum_chunk_bytes if _kind_of_total(context) is CkksVector else params.polynomial_bytes
+def _total_chunk_sizes(context: RoundContext) -> tuple[int, ...]:
+    params, layout = context.agreement.params, context.agreement.sent_layout
+    kind = _kind_of_total(context)
+    if kind is OnePolynomialVector:
+        return (params.polynomial_bytes,) * params.chunks(layout)
+    return params.sum_chunk_sizes(layout) if kind is CkksVector else params.first_polynomial_sizes(layout)
 
 
 def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> EncryptedSum:
     params, layout = context.agreement.params, context.agreement.sent_layout
-    chunks = read_chunks(reader, context, _total_chunk_bytes(context))
+    chunks = read_chunks(reader, _total_chunk_sizes(context))
     if _kind_of_total(context) is OnePolynomialVector:
         reader.end()
         for chunk in chunks:
@@ -152,6 +155,6 @@ def _read_total(reader: Reader, context: RoundContext, digest: RoundDigest) -> E
         for chunk in chunks:
             unpack_words(chunk, params)
         return SeededSum(layout=layout, params=params, key_id=digest.key_id, chunks=chunks, seeds=seeds)
-    for chunk in chunks:
-        check_chunk(chunk, params, fresh=False)
+    for chunk, size in zip(chunks, params.first_polynomial_sizes(layout), strict=True):
+        check_chunk(chunk, params, size, fresh=False)
     return CkksVector(layout=layout, params=params, key_id=digest.key_id, chunks=chunks, fresh=False)

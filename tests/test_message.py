@@ -271,17 +271,17 @@ def test_a_message_beyond_the_largest_length_is_dropped_before_its_signature_is_
     params, clients, owners = traffic.context.agreement.params, 3, len(traffic.context.agreement.populations)
     # What the layout, the parameters and the roster allow at most, counted from the format: not from the code.
     frame = 8 + 2 + 16 + 8 + 2 * 32 + 11 * 4 + 16 + 2 * 256 + 8 + 64
-    abridged, chunk = 32 + 92, params.polynomial_bytes + clients * 64
+    coordinates, opened_sum = traffic.context.agreement.layout.size, 4  # sums of up to 256 numbers of 23 bits, and their signs
+    abridged, chunk = 32 + 92, coordinates * 7 + clients * 64
     digest = 256 + 4 + clients * (256 + 8 + 32 + 4) + owners * 2**20
     countersigned = 64 if owners else 0
     approved = digest + 4 + clients * (256 + 64 + 64)
     share = frame + 256 + params.polynomial_bytes + 48
     commitments = frame + 4 + clients * (4 + frame + 38)
     request = frame + approved + 4 + commitments
-    coordinates, opened_sum = traffic.context.agreement.layout.size, 4  # sums of up to 256 numbers of 23 bits, and their signs
     largest = {
         Kind.SETUP: frame,
-        Kind.UPLOAD: frame + (2**20 if owners else 0) + 4 + params.fresh_chunk_bytes + 92,
+        Kind.UPLOAD: frame + (2**20 if owners else 0) + 4 + coordinates * 7 + 64 + 92,
         Kind.DIGEST: frame + digest,
         Kind.APPROVAL: frame + 32 + countersigned,
         Kind.AGGREGATE: frame + approved + clients * abridged + chunk,

@@ -152,7 +152,12 @@ def unrounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def open_sum(vector: Any, round_key: Any, *, coefficients: Any) -> Any:
         ring_key, params = round_key._ring_key, vector.params
-        raw = [gather(ring_key.decrypt_unrounded(unpack_words(chunk, params)), params) for chunk in vector.chunks]
+        rows = [unpack_words(chunk, params) for chunk in vector.chunks]
+        degree, whole = params.poly_modulus_degree, 2 * params.poly_modulus_degree
+        raw = [
+            gather(ring_key.decrypt_unrounded(row), params) if row.size == whole else ring_key.decrypt_cut(row[:-degree], row[-degree:])
+            for row in rows
+        ]
         return np.concatenate(raw)[: vector.layout.size] / 2**params.guard_bits
 
     monkeypatch.setattr(privfed.keyholder, "open_sum", open_sum)

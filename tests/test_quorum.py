@@ -31,7 +31,8 @@ from privfed.he.threshold_secret import SummandKey, open_sum
 from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.keys.party import seal
-from privfed.message import write_text
+from privfed.message import Kind, write_text
+from privfed.message import seal as seal_message
 from privfed.policy import OpeningPolicy
 from privfed.protect import protect
 from privfed.sharing import answer, check_shares
@@ -275,8 +276,12 @@ def test_an_upload_travels_in_the_form_of_the_trust_mode_or_not_at_all(hold: Hol
     with pytest.raises(ValueError, match="trust mode"):
         encode_upload(shared, joint.identity("bank_0"), own)
     message = encode_upload(joint.context, joint.identity("bank_0"), own)
-    with pytest.raises(PrivFedError, match="another idea of the trust mode"):
+    with pytest.raises(PrivFedError):  # longer than any upload of so few coordinates under a shared key
         decode_upload(message, shared, key_id(joint.context.digest))
+    own_key = key_id(joint.context.digest)
+    foreign = seal_message(shared, joint.identity("bank_0"), Kind.UPLOAD, key_id=own_key, payload=bytes(200))
+    with pytest.raises(PrivFedError, match="another idea of the trust mode"):
+        decode_upload(foreign, joint.context, own_key)
     with pytest.raises(RoundMismatchError, match="another round or attempt"):
         protect(update, replace(joint.context, attempt=1), round_key=SummandKey(params=joint.context.agreement.params, binding=bytes(32)))
 

@@ -105,18 +105,19 @@ def recover_peer_key(setting: PeerSetting, seen: PeerRound) -> RecoveredKey | No
 
 
 def see_sum(total: CkksVector) -> tuple[SeenCiphertext, ...]:
-    """The ciphertexts of one of our sums."""
+    """The ciphertexts of one of our sums, but for a last one that is cut: it shows less than the equations here need."""
     params, degree = total.params, total.params.poly_modulus_degree
-    chunks = (unpack_words(chunk, params) for chunk in total.chunks)
+    chunks = (unpack_words(chunk, params) for chunk in total.chunks if len(chunk) == params.sum_chunk_bytes)
     return tuple(SeenCiphertext(c0=words[:degree], c1=words[degree:], scale=1.0) for words in chunks)
 
 
 def see_upload(upload: CkksVector) -> tuple[SeenCiphertext, ...]:
-    """The ciphertexts of one of our uploads, c1 expanded from the seeds, as anyone can."""
+    """The ciphertexts of one of our uploads, c1 expanded from the seeds, as anyone can; but for a last one that is cut."""
     params, ring = upload.params, ring_of(upload.params)
     return tuple(
         SeenCiphertext(c0=unpack_words(chunk[:-SEED_BYTES], params), c1=_seal_public.expand(ring, chunk[-SEED_BYTES:]), scale=1.0)
         for chunk in upload.chunks
+        if len(chunk) == params.fresh_chunk_bytes
     )
 
 
@@ -126,7 +127,7 @@ def real_parts(opened: NDArray[np.float64], params: CkksParams) -> NDArray[np.fl
 
 
 def read_upload(upload: CkksVector, key: RecoveredKey) -> NDArray[np.int64]:
-    """Grid points of a client's upload, of shape (layout.size,), with a key that was recovered."""
+    """Grid points of what `see_upload` sees of a client's upload, with a key that was recovered."""
     params, ring = upload.params, ring_of(upload.params)
     numbers = [gather(decrypt(ring, key, seen), params) for seen in see_upload(upload)]
     return np.rint(np.concatenate(numbers) / 2**params.guard_bits).astype(np.int64)[: upload.layout.size]
@@ -145,7 +146,10 @@ def craft_sum(total: CkksVector, coefficients: Sequence[int], rng: np.random.Gen
     bits = rng.binomial(2 * FRESH_NOISE, 0.5, (len(coefficients), degree)) - FRESH_NOISE
     noise = (np.array(coefficients)[:, np.newaxis] * bits).sum(axis=0).astype(np.float64)
     c1 = np.full(degree, 2**params.guard_bits, np.uint64)  # a constant polynomial has the same word everywhere
-    chunk = pack_words(ring.encode(evaluate(noise)), params) + pack_words(c1, params)
+    size = params.first_polynomial_sizes(total.layout)[0]
+    coefficients_of_c0 = (noise[: size // params.word_bytes].astype(np.int64) % params.modulus).astype(np.uint64)
+    c0 = ring.encode(evaluate(noise)) if size == params.polynomial_bytes else coefficients_of_c0
+    chunk = pack_words(c0, params) + pack_words(c1, params)
     return CkksVector(layout=total.layout, params=params, key_id=total.key_id, chunks=(chunk, *total.chunks[1:]), fresh=False)
 
 

@@ -163,7 +163,7 @@ def open_answer(data: bytes, request: bytes, party: PublicIdentity, *, agreement
 def most_payload_bytes(agreement: Agreement) -> int:
     """A bound on the bytes of any message of a session, generous; each message has a tight one of its own."""
     params, clients = agreement.params, len(agreement.roster.clients)
-    chunk = max(agreement.upload_chunk_bytes, params.sum_chunk_bytes) + clients * DIGEST_BYTES
+    chunk = max(*agreement.upload_chunk_sizes, params.sum_chunk_bytes) + clients * DIGEST_BYTES
     around = 2 * (MAX_FRAME_BYTES + MAX_STATEMENT_BYTES) + agreement.answer_bytes
     most = (clients + 2) ** 2 * around + (clients + 2) * params.chunks(agreement.sent_layout) * chunk + agreement.setup_key_bytes
     if isinstance(params, ProductParams):

@@ -133,11 +133,38 @@ class Ring:
 
     def decode(self, words: NDArray[np.uint64], scale: float = _SCALE) -> NDArray[np.complex128]:
         """Values, of shape (N / 2,), at SEAL's slots of the polynomial with these words, divided by the scale: the inverse of `encode`."""
+        return np.array(self.encoder.decode_complex(self._loaded(words, scale)), np.complex128)
+
+    def coefficients(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Coefficients, of shape (N,) and below the modulus, of the polynomial with these words: exact, where `decode` is not.
+
+        For rings of one prime.
+        """
+        return self.plaintext_coefficients(self._loaded(words, _SCALE))
+
+    def plaintext_coefficients(self, plain: seal.Plaintext) -> NDArray[np.uint64]:
+        """The same of a plaintext at scale 1. For `_seal_secret`."""
+        ciphertext = Ciphertext()
+        # SEAL takes no polynomial back from NTT form but those of a ciphertext, whose c1 may not be zero.
+        self.evaluator.add_plain(_constant(self), plain, ciphertext)
+        self.evaluator.transform_from_ntt_inplace(ciphertext)
+        (container,) = saved_each([ciphertext], most=4 * 8 * self.polynomial_words)
+        body = members(container)
+        found = np.frombuffer(body, "<u8", self.polynomial_words, len(body) - 2 * 8 * self.polynomial_words)
+        return found.astype(np.uint64, copy=False)
+
+    def _loaded(self, words: NDArray[np.uint64], scale: float) -> seal.Plaintext:
         plain = seal.Plaintext()
         with memory_path() as path:
             Path(path).write_bytes(write_plaintext(self.form(scale), words))
             plain.load(self.context, path)
-        return np.array(self.encoder.decode_complex(plain), np.complex128)
+        return plain
+
+
+@cache
+def _constant(public: Ring) -> Ciphertext:
+    """The ciphertext of the polynomials 0 and 1."""
+    return load_sum(public, np.repeat(np.array([0, 1], np.uint64), public.polynomial_words))
 
 
 @cache

@@ -208,6 +208,29 @@ class RingKey(Secret):
         """
         return _decrypted(self._ring, self._decryptor, words)
 
+    def decrypt_cut(self, first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.float64]:
+        """The first coefficients of the polynomial inside a ciphertext of which c0 is cut to them, noise included.
+
+        They are c0 + c1 s modulo the prime, without an error: floating point has no part in it, and what is not in c0 none either. Only
+        a coefficient beyond 2^53, under a larger prime, is rounded once, to double precision, of which `params.sum_roundoff` has more
+        than enough. As dangerous as what `decrypt_unrounded` gives.
+
+        Args:
+            first: Coefficients of c0, of shape (k,), below the modulus.
+            second: c1 in NTT form, of shape (N,).
+
+        Returns:
+            Of shape (k,), each at most half of the modulus in absolute value.
+
+        Raises:
+            InvalidMessageError: If it is not a valid ciphertext.
+        """
+        ring, plain = self._ring, seal.Plaintext()
+        self._decryptor.decrypt(_seal_public.load_sum(ring, np.concatenate((np.zeros_like(second), second))), plain)
+        modulus = np.uint64(ring.modulus)
+        total = (first + ring.plaintext_coefficients(plain)[: first.size]) % modulus
+        return np.where(total > modulus // np.uint64(2), total - modulus, total).view(np.int64).astype(np.float64)
+
     def decrypt_product(self, words: NDArray[np.uint64]) -> tuple[int, NDArray[np.complex128]]:
         """The constant coefficient of the polynomial inside a sum of products, exactly, and its values at SEAL's slots, roughly.
 

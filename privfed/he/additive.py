@@ -1,10 +1,11 @@
 """The public half of encrypted updates: what a server can do, which is to check, to weight and to add."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privfed.errors import InvalidMessageError, LayoutMismatchError, ParametersMismatchError, RoundMismatchError
 from privfed.he import _seal_public
@@ -21,7 +22,8 @@ class CkksVector:
         layout: Names and shapes of the tensors in it.
         params: Parameters under which it was encrypted.
         key_id: 16 bytes that name the key of the round.
-        chunks: Ciphertexts: packed c0 and the 64-byte seed of c1 if fresh, else packed c0 and packed c1.
+        chunks: Ciphertexts: packed c0 and the 64-byte seed of c1 if fresh, else packed c0 and packed c1. Of the last one c0 is cut to
+            what is in use, see `CkksParams.first_polynomial_sizes`.
         fresh: Whether it is as one client encrypted it; else it is a sum.
         sealed_tags: What the clients, and nobody else, can check a sum against (`he.tags`): 92 bytes if fresh, none if a sum.
 
@@ -38,8 +40,8 @@ class CkksVector:
     sealed_tags: bytes = b""
 
     def __post_init__(self) -> None:
-        size = self.params.fresh_chunk_bytes if self.fresh else self.params.sum_chunk_bytes
-        check_shape(self.layout, self.params, self.key_id, self.chunks, size)
+        sizes = self.params.fresh_chunk_sizes(self.layout) if self.fresh else self.params.sum_chunk_sizes(self.layout)
+        check_shape(self.layout, self.params, self.key_id, self.chunks, sizes)
         if len(self.sealed_tags) != (SEALED_TAGS_BYTES if self.fresh else 0):
             raise ValueError(f"expected sealed tags of {SEALED_TAGS_BYTES} bytes on a fresh vector alone, got {len(self.sealed_tags)}")
 
@@ -60,7 +62,7 @@ class SeededSum:
         layout: Names and shapes of the tensors in it.
         params: Parameters of the uploads.
         key_id: 16 bytes that name the key of the round.
-        chunks: Packed c0 of the sum.
+        chunks: Packed c0 of the sum, the last one cut as those of the uploads.
         seeds: `CkksVector.seeds` of each upload, in the order of their coefficients.
 
     Raises:
@@ -74,7 +76,7 @@ class SeededSum:
     seeds: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.polynomial_bytes)
+        check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.first_polynomial_sizes(self.layout))
         if any(len(seeds) != SEED_BYTES * len(self.chunks) for seeds in self.seeds):
             raise ValueError("expected one seed for every chunk of every upload, got others")
 
@@ -154,8 +156,8 @@ def weighted_sum(vectors: Sequence[CkksVector], coefficients: Sequence[int]) -> 
     """
     first = _check_summands(vectors, coefficients)
     chunks = tuple(
-        sum_chunks(zip(coefficients, column, strict=True), first.params)
-        for column in zip(*(vector.chunks for vector in vectors), strict=True)
+        sum_chunks(zip(coefficients, column, strict=True), first.params, size)
+        for size, *column in zip(first.params.first_polynomial_sizes(first.layout), *(vector.chunks for vector in vectors), strict=True)
     )
     return CkksVector(layout=first.layout, params=first.params, key_id=first.key_id, chunks=chunks, fresh=False)
 
@@ -164,8 +166,8 @@ def seeded_sum(vectors: Sequence[CkksVector], coefficients: Sequence[int]) -> Se
     """The same sum as `weighted_sum`, as c0 and seeds. Same arguments and errors; SEAL has no part in it."""
     first = _check_summands(vectors, coefficients)
     chunks = tuple(
-        sum_first_polynomials(zip(coefficients, column, strict=True), first.params)
-        for column in zip(*(vector.chunks for vector in vectors), strict=True)
+        sum_first_polynomials(zip(coefficients, column, strict=True), first.params, size)
+        for size, *column in zip(first.params.first_polynomial_sizes(first.layout), *(vector.chunks for vector in vectors), strict=True)
     )
     seeds = tuple(vector.seeds for vector in vectors)
     return SeededSum(layout=first.layout, params=first.params, key_id=first.key_id, chunks=chunks, seeds=seeds)
@@ -196,65 +198,82 @@ def _check_summands(vectors: Sequence[CkksVector], coefficients: Sequence[int]) 
     return first
 
 
-def sum_chunks(chunks: Iterable[tuple[int, bytes]], params: CkksParams) -> bytes:
+def sum_chunks(chunks: Iterable[tuple[int, bytes]], params: CkksParams, size: int) -> bytes:
     """Weighted sum of one chunk of every vector, for servers that keep uploads in files.
 
     Args:
         chunks: Pairs of coefficient and fresh chunk, all of the same index and under the same key. Read one at a time.
         params: Parameters of all of them.
+        size: Bytes of the packed c0 of such a chunk: `params.first_polynomial_sizes` at its index.
 
     Returns:
-        A chunk of a sum, of `params.sum_chunk_bytes` bytes.
+        A chunk of a sum, of `size + params.polynomial_bytes` bytes.
 
     Raises:
         ValueError: If there is none, or the coefficients are out of their range.
         InvalidMessageError: If a chunk is not a valid ciphertext.
     """
-    ring, total = ring_of(params), 0
-    accumulator = _seal_public.WeightedSum(ring)
-    with _seal_public.loader(ring) as load:
-        for coefficient, chunk in chunks:
-            total = _checked_total(total, coefficient, params)
-            accumulator.add(coefficient, load(_first_polynomial(chunk, params), chunk[-SEED_BYTES:]))
-    return pack_words(accumulator.words(), params)
+    ring = ring_of(params)
+    second = _seal_public.WeightedSum(ring)
+    with _seal_public.expander(ring) as expand:
+
+        def words() -> Iterable[tuple[int, NDArray[np.uint64]]]:
+            # SEAL adds up c1, which it alone can expand; c0 may be cut, and its words add up without SEAL.
+            for coefficient, chunk in _checked(chunks, params):
+                yield coefficient, _first_polynomial(chunk, params, size)
+                second.add(coefficient, expand(chunk[-SEED_BYTES:]))
+
+        first = weighted_words(words(), params)
+    return pack_words(first, params) + pack_words(second.words()[ring.polynomial_words :], params)
 
 
-def sum_first_polynomials(chunks: Iterable[tuple[int, bytes]], params: CkksParams) -> bytes:
-    """Weighted sum of c0 alone of one chunk of every vector, of `params.polynomial_bytes` bytes, for a `SeededSum`.
+def sum_first_polynomials(chunks: Iterable[tuple[int, bytes]], params: CkksParams, size: int) -> bytes:
+    """Weighted sum of c0 alone of one chunk of every vector, of `size` bytes, for a `SeededSum`.
 
     Args and errors as `sum_chunks`.
     """
+    pairs = ((coefficient, _first_polynomial(chunk, params, size)) for coefficient, chunk in _checked(chunks, params))
+    return pack_words(weighted_words(pairs, params), params)
+
+
+def _checked(chunks: Iterable[tuple[int, bytes]], params: CkksParams) -> Iterator[tuple[int, bytes]]:
+    """The same pairs, one at a time, as long as their coefficients are in range; none at all is an error."""
     total = 0
-
-    def words() -> Iterable[tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.uint64]]]]:
-        nonlocal total
-        for coefficient, chunk in chunks:
-            total = _checked_total(total, coefficient, params)
-            yield coefficient, _first_polynomial(chunk, params)
-
-    summed = weighted_words(words(), params)
+    for coefficient, chunk in chunks:
+        total = _checked_total(total, coefficient, params)
+        yield coefficient, chunk
     if not total:
         raise ValueError("expected at least one chunk in the sum, got none")
-    return pack_words(summed, params)
 
 
-def check_chunk(chunk: bytes, params: CkksParams, *, fresh: bool) -> None:
+def check_chunk(chunk: bytes, params: CkksParams, size: int, *, fresh: bool) -> None:
     """Checks that bytes are a valid ciphertext: the length and every word, and of a sum also SEAL's own view of it.
 
-    A fresh chunk leaves nothing more to choose: whatever the seed, SEAL expands it to words below the modulus, not all zero.
+    A fresh chunk leaves nothing more to choose: whatever the seed, SEAL expands it to words below the modulus, not all zero. Nor does a
+    cut c0 of a sum, in which any coefficients are ones of a ciphertext.
+
+    Args:
+        chunk: From outside.
+        params: Parameters that it should have.
+        size: Bytes that its packed c0 should have: `params.first_polynomial_sizes` at its index.
+        fresh: Whether it is one of a fresh vector; else of a sum.
 
     Raises:
         InvalidMessageError: If they are not.
     """
     if fresh:
-        _first_polynomial(chunk, params)
+        _first_polynomial(chunk, params, size)
         return
-    if len(chunk) != params.sum_chunk_bytes:
+    if len(chunk) != size + params.polynomial_bytes:
         raise InvalidMessageError
-    _seal_public.load_sum(ring_of(params), unpack_words(chunk, params))
+    words = unpack_words(chunk, params)
+    if size < params.polynomial_bytes:
+        second = words[-params.poly_modulus_degree :]
+        words = np.concatenate((np.zeros_like(second), second))
+    _seal_public.load_sum(ring_of(params), words)
 
 
-def check_shape(layout: Layout, params: CkksParams, key_id: bytes, chunks: Sequence[bytes], size: int) -> None:
+def check_shape(layout: Layout, params: CkksParams, key_id: bytes, chunks: Sequence[bytes], sizes: Sequence[int]) -> None:
     """Checks the lengths in an encrypted vector of any trust mode. The words are not looked at.
 
     Args:
@@ -262,7 +281,7 @@ def check_shape(layout: Layout, params: CkksParams, key_id: bytes, chunks: Seque
         params: Parameters under which it was encrypted.
         key_id: Names its key.
         chunks: Of the vector.
-        size: Bytes that each chunk is to have.
+        sizes: Bytes that each chunk is to have.
 
     Raises:
         ValueError: If the key id, the number of chunks or the length of a chunk is wrong.
@@ -271,12 +290,13 @@ def check_shape(layout: Layout, params: CkksParams, key_id: bytes, chunks: Seque
         raise ValueError(f"expected a key id of {KEY_ID_BYTES} bytes, got {len(key_id)}")
     if len(chunks) != params.chunks(layout):
         raise ValueError(f"expected {params.chunks(layout)} chunks for this layout, got {len(chunks)}")
-    if any(len(chunk) != size for chunk in chunks):
-        raise ValueError(f"expected every chunk to have {size} bytes, got one that has not")
+    for place, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
+        if len(chunk) != size:
+            raise ValueError(f"expected chunk {place} to have {size} bytes, got {len(chunk)}")
 
 
-def _first_polynomial(chunk: bytes, params: CkksParams) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+def _first_polynomial(chunk: bytes, params: CkksParams, size: int) -> NDArray[np.uint64]:
     # The exact length comes first: from here on nothing depends on a number that the sender chose.
-    if len(chunk) != params.fresh_chunk_bytes:
+    if len(chunk) != size + SEED_BYTES:
         raise InvalidMessageError
     return unpack_words(chunk[:-SEED_BYTES], params)

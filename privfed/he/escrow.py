@@ -83,7 +83,8 @@ class WholeVector:
     chunks: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.sum_chunk_bytes)
+        sizes = (self.params.sum_chunk_bytes,) * self.params.chunks(self.layout)
+        check_shape(self.layout, self.params, self.key_id, self.chunks, sizes)
 
     def __repr__(self) -> str:
         return f"WholeVector(size={self.layout.size}, chunks={len(self.chunks)})"
@@ -109,7 +110,8 @@ class SealedVector:
     chunks: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.sum_chunk_bytes + SEALED_OVERHEAD_BYTES)
+        sizes = (self.params.sum_chunk_bytes + SEALED_OVERHEAD_BYTES,) * self.params.chunks(self.layout)
+        check_shape(self.layout, self.params, self.key_id, self.chunks, sizes)
 
     def __repr__(self) -> str:
         return f"SealedVector(size={self.layout.size}, chunks={len(self.chunks)})"

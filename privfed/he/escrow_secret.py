@@ -11,7 +11,7 @@ from privfed.errors import InvalidMessageError, ParametersMismatchError, RoundMi
 from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, derive, encrypt_to
 from privfed.he.additive import CkksVector
-from privfed.he.codec import check_grid, pack_polynomials, pack_words, spread, unpack_public_key, unpack_words
+from privfed.he.codec import check_grid, gather, pack_polynomials, pack_words, spread, unpack_public_key, unpack_words
 from privfed.he.escrow import (
     ENCRYPTION_KEY_BYTES,
     SealedVector,
@@ -100,8 +100,9 @@ class AttemptKey(Secret):
             raise ValueError("expected a sum, got the vector of a single client; nothing was decrypted")
         if total.params != self._params:
             raise ParametersMismatchError("the sum has other parameters than the key of this attempt; nothing was decrypted")
-        decrypted = (self._ring_key.decrypt_unrounded(unpack_words(chunk, total.params)) for chunk in total.chunks)
-        return grid_points(decrypted, total.layout, total.params, coefficients=coefficients)
+        params = total.params
+        decrypted = (gather(self._ring_key.decrypt_unrounded(unpack_words(chunk, params)), params) for chunk in total.chunks)
+        return grid_points(decrypted, total.layout, params, coefficients=coefficients)
 
 
 @final

@@ -143,17 +143,17 @@ class CkksParams:
 
     @classmethod
     def standard(cls, *, bound: float = 1.0) -> Self:
-        """The default profile: one 54-bit prime, coefficients up to 4096 in sum, 23-bit grid, 7.04 bytes up per parameter."""
+        """The default profile: one 54-bit prime, coefficients up to 4096 in sum, 23-bit grid, 7.02 bytes up per parameter."""
         return cls.from_profile(STANDARD, bound=bound)
 
     @classmethod
     def compact(cls, *, bound: float = 1.0) -> Self:
-        """One 40-bit prime, coefficients up to 256 in sum, 17-bit grid, 5.03 bytes up per parameter."""
+        """One 40-bit prime, coefficients up to 256 in sum, 17-bit grid, 5.02 bytes up per parameter."""
         return cls.from_profile(COMPACT, bound=bound)
 
     @classmethod
     def parity(cls, *, clients: int, bound: float = 1.0) -> Self:
-        """One 32-bit prime, pre-scaled by the clients, 4.03 bytes up per parameter: as many as float32 has."""
+        """One 32-bit prime, pre-scaled by the clients, 4.02 bytes up per parameter: as many as float32 has."""
         return cls.from_profile(PARITY, bound=bound, clients=clients)
 
     @classmethod
@@ -349,12 +349,12 @@ class CkksParams:
 
     @property
     def fresh_chunk_bytes(self) -> int:
-        """Bytes of one chunk of a fresh vector: packed c0 and the seed of c1."""
+        """Bytes of one whole chunk of a fresh vector: packed c0 and the seed of c1."""
         return self.polynomial_bytes + SEED_BYTES
 
     @property
     def sum_chunk_bytes(self) -> int:
-        """Bytes of one chunk of a sum: packed c0 and packed c1."""
+        """Bytes of one whole chunk of a sum: packed c0 and packed c1."""
         return 2 * self.polynomial_bytes
 
     @property
@@ -366,6 +366,25 @@ class CkksParams:
         """Number of ciphertexts that hold a vector of the layout."""
         return -(-layout.size // self.chunk_coordinates)
 
+    def first_polynomial_sizes(self, layout: Layout) -> tuple[int, ...]:
+        """Bytes of the packed c0 of each chunk of a vector of the layout under a shared key: of `CkksVector` and `SeededSum`.
+
+        A last chunk of coefficients that the layout does not fill is cut: its c0 travels not in NTT form but as coefficients, and only
+        those in use. Coefficient i of what decrypts takes nothing of c0 but c0[i]; of c1, which follows from its seed or is whole, it
+        takes everything. Slots mix all coefficients, so they are never cut, nor is what was encrypted to a public key.
+        """
+        sizes = (self.polynomial_bytes,) * self.chunks(layout)
+        used = layout.size % self.poly_modulus_degree
+        return sizes if self.slots or self.asymmetric or not used else (*sizes[:-1], used * self.word_bytes)
+
+    def fresh_chunk_sizes(self, layout: Layout) -> tuple[int, ...]:
+        """Bytes of each chunk of a fresh vector of the layout: packed c0, see `first_polynomial_sizes`, and the seed of c1."""
+        return tuple(size + SEED_BYTES for size in self.first_polynomial_sizes(layout))
+
+    def sum_chunk_sizes(self, layout: Layout) -> tuple[int, ...]:
+        """Bytes of each chunk of a sum of vectors of the layout: packed c0, see `first_polynomial_sizes`, and packed c1, whole."""
+        return tuple(size + self.polynomial_bytes for size in self.first_polynomial_sizes(layout))
+
     @property
     def versions(self) -> str:
         """Versions of the libraries behind the parameters, for messages: other SEAL minors cannot read these ciphertexts."""
@@ -374,7 +393,7 @@ class CkksParams:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 over every parameter and the major and minor version of SEAL and TenSEAL, 32 bytes."""
-        state = hashlib.sha256(b"privfed ckks parameters v3")
+        state = hashlib.sha256(b"privfed ckks parameters v4")
         for value in (self.poly_modulus_degree, self.modulus, self.word_bytes, self.weight_sum, self.guard_bits, self.amplitude):
             state.update(value.to_bytes(8, "big"))
         state.update(bytes((self.prescaled, self.slots, self.seeded_sums, self.asymmetric)))

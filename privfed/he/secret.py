@@ -34,9 +34,10 @@ from privfed.he.tags import TAG_SECRET_BYTES, TagKey, Tags
 from privfed.update import Layout
 
 SECRET_BYTES = 32
-# The mean square of n noise terms stays within this share of its expectation, but for a probability of 2^-60 per chunk. See
-# `_is_residual_of`.
+# The mean square of 4096 noise terms stays within this share of its expectation, but for a probability of 2^-60 per chunk; what fewer of
+# them stay within, but for the same one, follows from its logarithm. See `_is_residual_of`.
 _MEAN_SQUARE_TOLERANCE, _MEAN_SQUARE_TOLERANCE_OF_PRODUCTS = 0.25, 0.5
+_UNLIKELY = 60 * math.log(2)
 _CHUNKS_AT_ONCE = 8
 
 
@@ -245,11 +246,13 @@ def encrypt(grid: NDArray[np.int64], layout: Layout, params: CkksParams, round_k
         grid = arranged(grid, seed=round_key.key_id)
 
     def encrypted() -> Iterator[NDArray[np.uint64]]:
-        """Encrypts a few chunks at a time, and hands on the words that the tags cover."""
+        """Encrypts a few chunks at a time, and hands on the words that the tags cover: those that travel, c1 expanded."""
         batches = (spread(grid[start : start + size], params) for start in range(0, layout.size, size))
-        for words, seed in ring_key.encrypt(batches, slots=params.slots):
-            chunks.append(pack_words(words, params, behind=seed))
-            yield words if params.seeded_sums else np.concatenate((words, _seal_public.expand(ring, seed)))
+        pairs = ring_key.encrypt(batches, slots=params.slots)
+        for (words, seed), sent in zip(pairs, params.first_polynomial_sizes(layout), strict=True):
+            first = words if sent == params.polynomial_bytes else ring.coefficients(words)[: sent // params.word_bytes]
+            chunks.append(pack_words(first, params, behind=seed))
+            yield first if params.seeded_sums else np.concatenate((first, _seal_public.expand(ring, seed)))
 
     values = tag_key.tag(encrypted()).values
     seeds = hashlib.sha256(b"".join(chunk[-SEED_BYTES:] for chunk in chunks)).digest()
@@ -299,7 +302,8 @@ def open_sum(vector: CkksVector, round_key: RoundKey, *, coefficients: Sequence[
 
     Whoever calls this decides that the sum may be opened; here only is checked that it is one. Every chunk must decrypt to
     grid points whose distance to the grid is the encryption noise that these coefficients leave, within what the
-    coefficients can reach, and to zero beyond the end of the layout. A wrong key or a damaged chunk fails. A malicious server
+    coefficients can reach, and a whole one to zero beyond the end of the layout. A wrong key or a damaged chunk fails; but the
+    fewer coefficients a cut chunk has, the less there is to see, and damage to single ones of them may pass. A malicious server
     can compose ciphertexts that pass, and that open to the key: who opens has checked the sum (`check_sum`), or computed it.
 
     Args:
@@ -326,18 +330,28 @@ def open_sum(vector: CkksVector, round_key: RoundKey, *, coefficients: Sequence[
     if vector.key_id != round_key.key_id:
         raise RoundMismatchError("the vector names another round key; nothing was decrypted")
     ring_key = round_key._ring_key  # pyright: ignore[reportPrivateUsage]
-    decrypted = (ring_key.decrypt_unrounded(unpack_words(chunk, params)) for chunk in vector.chunks)
-    grid_sum = grid_points(decrypted, vector.layout, params, coefficients=coefficients)
+    degree = params.poly_modulus_degree
+
+    def decrypted() -> Iterator[NDArray[np.float64]]:
+        for chunk in vector.chunks:
+            words = unpack_words(chunk, params)
+            if len(chunk) < params.sum_chunk_bytes:
+                yield ring_key.decrypt_cut(words[:-degree], words[-degree:])
+            else:
+                yield gather(ring_key.decrypt_unrounded(words), params)
+
+    grid_sum = grid_points(decrypted(), vector.layout, params, coefficients=coefficients)
     return restored(grid_sum, seed=vector.key_id) if isinstance(params, ProductParams) and params.sketch else grid_sum
 
 
 def grid_points(
-    decrypted: Iterable[NDArray[np.complex128]], layout: Layout, params: CkksParams, *, coefficients: Sequence[int]
+    decrypted: Iterable[NDArray[np.float64]], layout: Layout, params: CkksParams, *, coefficients: Sequence[int]
 ) -> NDArray[np.int64]:
     """Rounds a decrypted sum to the grid, if every chunk is what a sum with these coefficients is; else refuses.
 
     Args:
-        decrypted: Of each chunk the values at SEAL's slots, noise included, of shape (N / 2,).
+        decrypted: Of each chunk its numbers, noise included, of shape (params.chunk_coordinates,) or, of a last one that is cut, of as
+            many as it has.
         layout: Layout of the vector.
         params: Parameters of the round.
         coefficients: What each upload in the sum was multiplied by.
@@ -351,28 +365,30 @@ def grid_points(
     largest = params.amplitude + len(coefficients) // 2 if params.prescaled else params.amplitude * sum(coefficients)
     size = params.chunk_coordinates
     opened = np.zeros(params.chunks(layout) * size, np.int64)
-    for index, values in enumerate(decrypted):
-        raw = gather(values, params)
+    for index, raw in enumerate(decrypted):
         points = np.rint(raw / 2**params.guard_bits)
         in_range = np.abs(points).max() <= largest
         if not in_range or not _is_residual_of(raw - points * 2**params.guard_bits, coefficients, params):
             raise DecryptionError(f"chunk {index} does not hold the sum: wrong key, other coefficients, or corrupted; nothing was opened")
-        opened[index * size : (index + 1) * size] = points.astype(np.int64)
+        opened[index * size : index * size + points.size] = points.astype(np.int64)
     if opened[layout.size :].any():
         raise DecryptionError("the last chunk does not end where the layout does: corrupted, or another layout; nothing was opened")
     return opened[: layout.size]
 
 
 def _is_residual_of(residual: NDArray[np.float64], coefficients: Sequence[int], params: CkksParams) -> bool:
-    """Whether the distances to the grid, of shape (4096,), are the noise that a sum with these coefficients has.
+    """Whether the distances to the grid, of shape (n,), are the noise that a sum with these coefficients has.
 
     One fresh ciphertext has noise of variance 21 / 2 per coefficient, so the sum has v = 21 / 2 * sum(c^2). The noise is a
     sum of independent centred bits, hence strictly sub-Gaussian: for t = 1/4 and n = 4096, P(mean square > (1 + t) v)
     <= exp(-n (t - log(1 + t)) / 2) < 2^-79, and by Bernstein's inequality for non-negative variables with E x^4 <= 3 v^2,
-    P(mean square < (1 - t) v) <= exp(-n t^2 / 6) < 2^-61. The real parts of the N / 2 = 4096 slots are N / 2 orthogonal
-    combinations, each of the squared length N / 2, of the independent e_0 and (e_j - e_(N - j)) / 2: the same with v N / 2. Encoding
-    and decoding add at most three times their relative error times the largest sum. Under a wrong key the residual is uniform
-    and its mean square beyond all of that.
+    P(mean square < (1 - t) v) <= exp(-n t^2 / 6) < 2^-61. A last chunk that is cut has fewer of them. At x = log(2^60) / n, the second
+    bound is 2^-60 for t = sqrt(6 x), beyond 1 no bound at all; the first is, for t = 2 sqrt(x) + 2 x, at most as much: Laurent and
+    Massart, 2000, lemma 1, whose proof takes nothing of normal variables but E exp(u y^2) <= (1 - 2 u v)^(-1/2).
+
+    The real parts of the N / 2 = 4096 slots are N / 2 orthogonal combinations, each of the squared length N / 2, of the independent e_0 and
+    (e_j - e_(N - j)) / 2: the same with v N / 2. Encoding and decoding add at most three times their relative error times the largest sum.
+    Under a wrong key the residual is uniform and its mean square beyond all of that, unless there are only a few.
 
     The slots of what was encrypted to a public key have normal noise of different variances v |s(z)|^2 / E|s(z)|^2, which are about
     exponentially distributed and at most 8 v or so: with t = 1/2, by Chernoff at 0.055 / v, the probability is below exp(-70).
@@ -383,5 +399,7 @@ def _is_residual_of(residual: NDArray[np.float64], coefficients: Sequence[int], 
     slack = 3 * transform_roundoff(params.poly_modulus_degree) * 2**params.guard_bits * largest
     measured = math.sqrt(float(np.mean(residual**2)))
     tolerance = _MEAN_SQUARE_TOLERANCE_OF_PRODUCTS if params.asymmetric and params.slots else _MEAN_SQUARE_TOLERANCE
-    low, high = math.sqrt(1 - tolerance), math.sqrt(1 + tolerance)
+    few = _UNLIKELY / residual.size
+    low = math.sqrt(1 - min(max(tolerance, math.sqrt(6 * few)), 1))
+    high = math.sqrt(1 + max(tolerance, 2 * math.sqrt(few) + 2 * few))
     return expected * low - slack <= measured <= expected * high + slack

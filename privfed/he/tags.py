@@ -7,6 +7,7 @@ probability of at most 2^-31. There are four tags with their own r, so 2^-124. W
 of each, so 2^-62. Uploads carry their tags sealed: the server sees neither
 r nor a tag, and no verdict but "abort".
 
+The words are those that travel: of a last ciphertext that is cut (`CkksParams.first_polynomial_sizes`), the coefficients of c0 in use.
 Where sums travel as seeds, the tags cover c0, and the seeds, from which c1 follows, are sealed with them as a digest. Elsewhere the
 tags cover c0 and the expanded c1.
 """

@@ -50,7 +50,8 @@ class OnePolynomialVector:
     chunks: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        check_shape(self.layout, self.params, self.key_id, self.chunks, self.params.polynomial_bytes)
+        sizes = (self.params.polynomial_bytes,) * self.params.chunks(self.layout)
+        check_shape(self.layout, self.params, self.key_id, self.chunks, sizes)
 
     def __repr__(self) -> str:
         return f"OnePolynomialVector(size={self.layout.size}, chunks={len(self.chunks)})"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from privfed.errors import DecryptionError, InvalidMessageError, RoundKeyUsedError
 from privfed.he import _seal_public
 from privfed.he._seal_secret import KEY_SEED_BYTES, RingKey, Secret, SumKey
-from privfed.he.codec import check_grid, pack_words, spread
+from privfed.he.codec import check_grid, gather, pack_words, spread
 from privfed.he.params import CkksParams
 from privfed.he.secret import grid_points
 from privfed.he.threshold import OnePolynomialVector, key_id, multiply, public_polynomial, sum_polynomials, uniform_words, unpack_polynomial
@@ -155,7 +155,7 @@ def open_sum(total: OnePolynomialVector, binding: bytes, answers: Mapping[int, b
         for index, chunk in enumerate(total.chunks)
     )
     try:
-        decrypted = (key.decrypt_unrounded(words) for words in polynomials)
+        decrypted = (gather(key.decrypt_unrounded(words), params) for words in polynomials)
         return grid_points(decrypted, total.layout, params, coefficients=(1,) * summands)
     except (DecryptionError, InvalidMessageError):
         raise DecryptionError(_INCONSISTENT) from None

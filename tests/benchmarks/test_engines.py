@@ -28,12 +28,13 @@ def test_the_first_round_is_not_among_those_that_are_timed(outcomes: list[Outcom
 
 
 def test_messages_hold_an_upload_of_each_bank_and_a_sum_to_each(outcomes: list[Outcome]) -> None:
-    from privfed.he.params import CkksParams
+    from privfed.he.params import SEED_BYTES, CkksParams
 
-    params = CkksParams.standard()
     for outcome in outcomes:
-        # A sum comes with a smaller modulus than it is made with, but with both of its polynomials.
-        assert 6 * params.fresh_chunk_bytes < outcome.message_bytes < 3 * (params.fresh_chunk_bytes + params.sum_chunk_bytes)
+        # Three uploads with a seed each, and three sums with the seeds of all; what stands around them is below eight kB a bank.
+        coordinates = outcome.parameters * CkksParams.standard().word_bytes
+        encrypted = 3 * (coordinates + SEED_BYTES) + 3 * (coordinates + 3 * SEED_BYTES)
+        assert encrypted < outcome.message_bytes < encrypted + 3 * 8192
 
 
 def test_models_have_the_sizes_of_their_names() -> None:

@@ -21,7 +21,7 @@ from benchmarks.he.runs import Bench, Cost, Missing, measure
 from benchmarks.he.tables import Requirement, judge, print_tables
 from benchmarks.he.workload import BOUND, Workload, pack, unpack
 from privfed.errors import InvalidMessageError
-from privfed.he.params import CkksParams
+from privfed.he.params import SEED_BYTES, CkksParams
 
 ROOT = Path(runs.__file__).parents[2]
 WORK = Workload(params=5000, clients=4, tensors=3)
@@ -157,8 +157,9 @@ def test_a_quick_run_prints_a_line_for_each_implementation_and_names_who_is_not_
     assert list(tmp_path.iterdir()) == []
     assert set(standard) == set(plain) == {field.name for field in dataclasses.fields(Cost)}
     params = CkksParams.from_profile(type_of(STANDARD).profile, bound=BOUND, clients=3)
-    # Three chunks, and a frame of less than 1000 bytes.
-    assert 3 * params.fresh_chunk_bytes <= standard["bytes_up_per_parameter"] * 10_000 < 3 * params.fresh_chunk_bytes + 1000
+    # Three chunks, of which the last is cut, and a frame of less than 1000 bytes.
+    chunks = 10_000 * params.word_bytes + 3 * SEED_BYTES
+    assert chunks <= standard["bytes_up_per_parameter"] * 10_000 < chunks + 1000
     assert plain["bytes_up_per_parameter"] == plain["bytes_down_per_parameter"] == 4.0
     assert 0 < standard["max_error"] <= params.max_error
     assert all(standard[f"{role}_cpu_s"] > 0 for role in ("client", "server", "agreement", "opener"))

@@ -173,7 +173,8 @@ class Session:
         digest = encode_digest(self.context, self.server, self.digest, heads)
         approvals = [encode_approval(self.context, each, self.digest, bytes(SIGNATURE_BYTES)) for each in self.banks]
         params = self.context.agreement.params
-        size = params.polynomial_bytes + 3 * 64 if params.seeded_sums else params.sum_chunk_bytes
+        layout = self.context.agreement.layout
+        size = sum(params.first_polynomial_sizes(layout)) + 3 * 64 if params.seeded_sums else sum(params.sum_chunk_sizes(layout))
         payload = write_approved(digest, approvals) + 3 * bytes(ABRIDGED_BYTES) + bytes(size)
         commits = {
             each.name: encode_commitment(self.context, each, upload_hash, key_id=self.key.key_id)
@@ -342,11 +343,12 @@ class Session:
     def chunk(self, *, fresh: bool) -> Target:
         """A ciphertext, past every signature."""
         params = self.context.agreement.params
-        sample = self.update.vector.chunks[0] if fresh else bytes(params.sum_chunk_bytes)
+        (size,) = params.first_polynomial_sizes(self.context.agreement.layout)
+        sample = self.update.vector.chunks[0] if fresh else bytes(size + params.polynomial_bytes)
 
         def run(data: bytes) -> None:
             with suppress(PrivFedError):
-                check_chunk(data, params, fresh=fresh)
+                check_chunk(data, params, size, fresh=fresh)
 
         return Target(run=run, samples=(sample,))
 

@@ -145,14 +145,14 @@ def test_the_largest_point_of_a_client_with_half_of_all_weights_is_encoded(clien
 def test_a_seeded_sum_regenerates_to_the_weighted_sum(vectors):
     total = seeded_sum(vectors, [5, 1, 1000])
     assert total.regenerate([5, 1, 1000]) == weighted_sum(vectors, [5, 1, 1000])
-    assert sum(map(len, total.chunks)) == 2 * 4096 * 7
+    assert [len(chunk) for chunk in total.chunks] == [4096 * 7, 904 * 7]
     assert total.seeds == tuple(vector.seeds for vector in vectors)
     assert repr(total) == "SeededSum(size=5000, chunks=2, uploads=3)"
 
 
 def test_a_seeded_sum_of_a_wrong_shape_is_refused(vectors):
     total = seeded_sum(vectors, [1, 1, 1])
-    with pytest.raises(ValueError, match="every chunk to have 28672 bytes"):
+    with pytest.raises(ValueError, match="expected chunk 1 to have 6328 bytes, got 6329"):
         dataclasses.replace(total, chunks=(total.chunks[0], total.chunks[1] + b"x"))
     with pytest.raises(ValueError, match="one seed for every chunk of every upload"):
         dataclasses.replace(total, seeds=(total.seeds[0][:-1], *total.seeds[1:]))
@@ -166,14 +166,21 @@ def test_a_seeded_sum_of_a_wrong_shape_is_refused(vectors):
 
 
 def test_first_polynomials_are_read_one_at_a_time_and_have_the_same_errors(vectors, params):
-    chunks = [(1, vectors[0].chunks[0]), (2, vectors[1].chunks[0])]
-    assert sum_first_polynomials(iter(chunks), params) == seeded_sum(vectors[:2], [1, 2]).chunks[0]
-    with pytest.raises(ValueError, match="at least one chunk"):
-        sum_first_polynomials([], params)
-    with pytest.raises(ValueError, match="a sum of at most 4096"):
-        sum_first_polynomials([(1, vectors[0].chunks[0]), (4096, vectors[1].chunks[0])], params)
-    with pytest.raises(InvalidMessageError):
-        sum_first_polynomials([(1, b"\xff" * len(vectors[0].chunks[0]))], params)
+    for place, size in enumerate(params.first_polynomial_sizes(vectors[0].layout)):
+        chunks = [(1, vectors[0].chunks[place]), (2, vectors[1].chunks[place])]
+        assert sum_first_polynomials(iter(chunks), params, size) == seeded_sum(vectors[:2], [1, 2]).chunks[place]
+        with pytest.raises(ValueError, match="a sum of at most 4096"):
+            sum_first_polynomials([(1, vectors[0].chunks[place]), (4096, vectors[1].chunks[place])], params, size)
+        for bad in (b"\xff" * len(vectors[0].chunks[place]), vectors[0].chunks[place][:-1], vectors[0].chunks[place] + bytes(7)):
+            with pytest.raises(InvalidMessageError):
+                sum_first_polynomials([(1, bad)], params, size)
+
+
+@pytest.mark.parametrize("words", [1, 904, 4096])
+def test_an_empty_column_is_refused_whatever_its_size(params, words):
+    for operation in (sum_chunks, sum_first_polynomials):
+        with pytest.raises(ValueError, match="expected at least one chunk in the sum, got none"):
+            operation([], params, words * params.word_bytes)
 
 
 @pytest.mark.parametrize("coefficient", [2, 4096])
@@ -213,7 +220,8 @@ def test_chunk_sums_read_one_chunk_at_a_time_and_equal_the_weighted_sum(vectors,
             read.append(index)
             yield coefficient, vector.chunks[index]
 
-    assert tuple(sum_chunks(chunks(index), params) for index in range(2)) == expected.chunks
+    sizes = params.first_polynomial_sizes(vectors[0].layout)
+    assert tuple(sum_chunks(chunks(index), params, size) for index, size in enumerate(sizes)) == expected.chunks
     assert read == [0, 0, 0, 1, 1, 1]
 
 
@@ -226,21 +234,19 @@ def test_coefficients_that_are_not_positive_ints_are_refused(vectors, params, co
     with pytest.raises(ValueError, match="expected every coefficient to be a positive int"):
         weighted_sum(vectors, [1, 1, coefficient])
     with pytest.raises(ValueError, match="expected every coefficient to be a positive int"):
-        sum_chunks([(coefficient, vectors[0].chunks[0])], params)
+        sum_chunks([(coefficient, vectors[0].chunks[0])], params, params.polynomial_bytes)
 
 
 def test_coefficients_beyond_the_proven_sum_are_refused(vectors, params):
     with pytest.raises(ValueError, match="a sum of at most 4096"):
         weighted_sum(vectors, [1, 1, 4095])
     with pytest.raises(ValueError, match="a sum of at most 4096"):
-        sum_chunks([(1, vectors[0].chunks[0]), (4096, vectors[1].chunks[0])], params)
+        sum_chunks([(1, vectors[0].chunks[0]), (4096, vectors[1].chunks[0])], params, params.polynomial_bytes)
 
 
 def test_an_empty_sum_is_refused(params):
     with pytest.raises(ValueError, match="at least one vector"):
         weighted_sum([], [])
-    with pytest.raises(ValueError, match="at least one ciphertext"):
-        sum_chunks([], params)
     with pytest.raises(ValueError, match="at least one coefficient"):
         check_coefficients([], params)
 
@@ -280,9 +286,9 @@ def test_vectors_of_a_wrong_shape_are_refused(vectors):
         dataclasses.replace(fresh, key_id=bytes(15))
     with pytest.raises(ValueError, match="expected 2 chunks"):
         dataclasses.replace(fresh, chunks=fresh.chunks[:1])
-    with pytest.raises(ValueError, match="every chunk to have 28736 bytes"):
+    with pytest.raises(ValueError, match="expected chunk 1 to have 6392 bytes, got 6391"):
         dataclasses.replace(fresh, chunks=(fresh.chunks[0], fresh.chunks[1][:-1]))
-    with pytest.raises(ValueError, match="every chunk to have 57344 bytes"):
+    with pytest.raises(ValueError, match="expected chunk 0 to have 57344 bytes, got 28736"):
         dataclasses.replace(fresh, fresh=False, sealed_tags=b"")
     for tags in (b"", bytes(91), bytes(93)):
         with pytest.raises(ValueError, match="sealed tags of 92 bytes on a fresh vector alone"):
@@ -296,36 +302,47 @@ def test_repr_shows_no_bytes(vectors):
 
 
 def test_honest_chunks_pass_the_check(vectors, params):
-    check_chunk(vectors[0].chunks[0], params, fresh=True)
-    check_chunk(weighted_sum(vectors, [1, 1, 1]).chunks[0], params, fresh=False)
+    total = weighted_sum(vectors, [1, 1, 1])
+    for place, size in enumerate(params.first_polynomial_sizes(total.layout)):
+        check_chunk(vectors[0].chunks[place], params, size, fresh=True)
+        check_chunk(total.chunks[place], params, size, fresh=False)
 
 
+@pytest.mark.parametrize("words", [1, 904, 4095, 4096])
 @pytest.mark.parametrize("fresh", [True, False])
-def test_chunks_of_a_wrong_length_are_refused(params, fresh):
-    size = params.fresh_chunk_bytes if fresh else params.sum_chunk_bytes
-    for length in (0, 1, size - 7, size - 1, size + 1, size + 7, 2 * size):
-        with pytest.raises(InvalidMessageError):
-            check_chunk(b"\1" * length, params, fresh=fresh)
+def test_chunks_of_a_wrong_length_are_refused(params, fresh, words):
+    first = words * params.word_bytes
+    size = first + (64 if fresh else params.polynomial_bytes)
+    for length in (0, 1, 64, 7 * 4096, size - 64, size - 7, size - 1, size + 1, size + 7, 2 * size):
+        if length != size:
+            with pytest.raises(InvalidMessageError):
+                check_chunk(b"\1" * length, params, first, fresh=fresh)
+    check_chunk(b"\1" * size, params, first, fresh=fresh)
 
 
-@pytest.mark.parametrize("position", [0, 4095])
+@pytest.mark.parametrize(("place", "position"), [(0, 0), (0, 4095), (0, 8191), (1, 0), (1, 903), (1, 904), (1, 4999)])
 @pytest.mark.parametrize("fresh", [True, False])
-def test_a_word_that_is_not_below_the_modulus_is_refused(vectors, params, fresh, position):
-    chunk = bytearray(vectors[0].chunks[0] if fresh else weighted_sum(vectors, [1, 1, 1]).chunks[0])
+def test_a_word_that_is_not_below_the_modulus_is_refused(vectors, params, fresh, place, position):
+    size = params.first_polynomial_sizes(vectors[0].layout)[place]
+    if fresh and 7 * position >= size:
+        pytest.skip("a seed has no words")
+    chunk = bytearray(vectors[0].chunks[place] if fresh else weighted_sum(vectors, [1, 1, 1]).chunks[place])
     chunk[7 * position : 7 * position + 7] = params.modulus.to_bytes(7, "little")
     with pytest.raises(InvalidMessageError):
-        check_chunk(bytes(chunk), params, fresh=fresh)
+        check_chunk(bytes(chunk), params, size, fresh=fresh)
     chunk[7 * position : 7 * position + 7] = (params.modulus - 1).to_bytes(7, "little")
-    check_chunk(bytes(chunk), params, fresh=fresh)
+    check_chunk(bytes(chunk), params, size, fresh=fresh)
 
 
-def test_a_transparent_ciphertext_is_refused(vectors, params):
-    words = unpack_words(weighted_sum(vectors, [1, 1, 1]).chunks[0], params)
-    words[4096:] = 0
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_transparent_ciphertext_is_refused(vectors, params, place):
+    size = params.first_polynomial_sizes(vectors[0].layout)[place]
+    words = unpack_words(weighted_sum(vectors, [1, 1, 1]).chunks[place], params)
+    words[-4096:] = 0
     with pytest.raises(InvalidMessageError):
-        check_chunk(pack_words(words, params), params, fresh=False)
+        check_chunk(pack_words(words, params), params, size, fresh=False)
     with pytest.raises(InvalidMessageError):
-        check_chunk(bytes(params.sum_chunk_bytes), params, fresh=False)
+        check_chunk(bytes(size + params.polynomial_bytes), params, size, fresh=False)
 
 
 def test_a_bad_chunk_anywhere_stops_the_sum(vectors):
@@ -338,19 +355,47 @@ def test_a_bad_chunk_anywhere_stops_the_sum(vectors):
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_mutated_chunks_are_ciphertexts_or_invalid_messages_and_nothing_else(data, params, vectors):
-    chunk = bytearray(vectors[0].chunks[0])
+    place = data.draw(st.integers(0, 1))
+    size = params.first_polynomial_sizes(vectors[0].layout)[place]
+    chunk = bytearray(vectors[0].chunks[place])
     for _ in range(data.draw(st.integers(1, 4))):
         chunk[data.draw(st.integers(0, len(chunk) - 1))] = data.draw(st.sampled_from([0, 1, 63, 64, 127, 255]))
     if data.draw(st.booleans()):
         chunk = chunk[: data.draw(st.integers(0, len(chunk)))]
-    words_in_range = len(chunk) == params.fresh_chunk_bytes and all(
-        int.from_bytes(chunk[start : start + 7], "little") < params.modulus for start in range(0, 4096 * 7, 7)
+    words_in_range = len(chunk) == size + 64 and all(
+        int.from_bytes(chunk[start : start + 7], "little") < params.modulus for start in range(0, size, 7)
     )
     if words_in_range:
-        check_chunk(bytes(chunk), params, fresh=True)
+        check_chunk(bytes(chunk), params, size, fresh=True)
     else:
         with pytest.raises(InvalidMessageError):
-            check_chunk(bytes(chunk), params, fresh=True)
+            check_chunk(bytes(chunk), params, size, fresh=True)
+
+
+CUT = [
+    dataclasses.replace(params, seeded_sums=seeded)
+    for params in (CkksParams.standard(), CkksParams.compact(), CkksParams.parity(clients=3))
+    for seeded in (True, False)
+]
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), params=st.sampled_from(CUT), size=st.sampled_from([1, 4095, 4096, 4097, 8199]) | st.integers(1, 9000))
+def test_layouts_of_every_size_open_bit_for_bit_whatever_of_the_last_chunk_travels(data, params, size):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    coefficients = [1, 1] if params.prescaled else [data.draw(st.integers(1, params.weight_sum // 2)) for _ in range(2)]
+    layout = Layout(names=("w",), shapes=((size,),))
+    kind, grids = data.draw(st.sampled_from(PATTERNS)), []
+    for _ in coefficients:
+        signs = pattern(kind, size, rng)
+        points = rng.integers(-params.largest_point, params.largest_point + 1, size)
+        grids.append(points if signs is None else signs * params.largest_point)
+    vectors = [sealed(grid, params, layout) for grid in grids]
+    total = weighted_sum(vectors, coefficients)
+    expected = sum(coefficient * grid for coefficient, grid in zip(coefficients, grids, strict=True))
+    assert np.array_equal(open_sum(total, crowd(params)[1], coefficients=coefficients), expected)
+    assert seeded_sum(vectors, coefficients).regenerate(coefficients) == total
+    assert sum(map(len, vectors[0].chunks)) == size * params.word_bytes + 64 * params.chunks(layout)
 
 
 def test_the_public_half_loads_neither_keys_nor_torch():

@@ -261,7 +261,7 @@ def test_a_sealed_vector_opens_for_its_sender_attempt_and_places_alone(stored: E
         seal_vector(replace(vector, key_id=bytes(16)), holder_key, sender="bank_0")
     with pytest.raises(ValueError, match="expected a key id of 16 bytes"):
         SealedVector(layout=LAYOUT, params=PARAMS, key_id=b"", chunks=())
-    with pytest.raises(ValueError, match="every chunk to have 57392 bytes"):
+    with pytest.raises(ValueError, match="expected chunk 0 to have 57392 bytes"):
         SealedVector(layout=LAYOUT, params=PARAMS, key_id=bytes(16), chunks=vector.chunks)
     with pytest.raises(ValueError, match="expected 3 chunks for this layout, got 2"):
         SealedVector(layout=LAYOUT, params=PARAMS, key_id=bytes(16), chunks=sealed.chunks[:2])

@@ -22,7 +22,7 @@ def ring(params):
 
 @pytest.fixture(scope="module")
 def fresh(seal, params):
-    chunk = seal(np.arange(10)).chunks[0]
+    chunk = seal(np.arange(4096)).chunks[0]
     return unpack_words(chunk[:-64], params), chunk[-64:]
 
 

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from privfed.errors import DecryptionError, InvalidMessageError, ParametersMismatchError, RoundKeyUsedError, RoundMismatchError
 from privfed.he import _seal_public, secret
@@ -375,16 +376,118 @@ def test_sums_beyond_what_the_coefficients_reach_are_refused(seal, params, new_k
 
 @pytest.mark.parametrize("coefficients", [[1, 1], [30, 20]])
 def test_coefficients_that_do_not_fit_the_noise_are_refused(seal, new_key, coefficients):
-    total = weighted_sum([seal(np.zeros(10, np.int64)) for _ in range(2)], [3, 2])
+    total = weighted_sum([seal(np.zeros(4096, np.int64)) for _ in range(2)], [3, 2])
     assert not open_sum(total, new_key(), coefficients=[3, 2]).any()
     with pytest.raises(DecryptionError, match="nothing was opened"):
         open_sum(total, new_key(), coefficients=coefficients)
 
 
 def test_padding_that_does_not_open_to_zero_is_refused(seal, new_key):
-    total = weighted_sum([seal(np.ones(11, np.int64))], [1])
+    """Where the last chunk is cut, there is none."""
+    slots, shorter = CkksParams.compatible(clients=3), Layout(names=("w",), shapes=((10,),))
+    total = weighted_sum([seal(np.ones(11, np.int64), params=slots)], [1])
     with pytest.raises(DecryptionError, match="the last chunk does not end where the layout does"):
-        open_sum(dataclasses.replace(total, layout=Layout(names=("w",), shapes=((10,),))), new_key(), coefficients=[1])
+        open_sum(dataclasses.replace(total, layout=shorter), new_key(params=slots), coefficients=[1])
+    with pytest.raises(ValueError, match="expected chunk 0 to have 28742 bytes, got 28749"):
+        dataclasses.replace(weighted_sum([seal(np.ones(11, np.int64))], [1]), layout=shorter)
+
+
+# ---- the last chunk, cut
+
+
+PROFILES = [CkksParams.standard(), CkksParams.compact(), CkksParams.parity(clients=3)]
+profiles = pytest.mark.parametrize("profile", PROFILES, ids=lambda params: f"{params.word_bytes} bytes")
+
+
+@profiles
+def test_coefficients_are_what_was_transformed_word_for_word(profile):
+    ring = _seal_public.ring(4096, profile.modulus, slots=False)
+    largest = (profile.modulus - 1) // 2
+    numbers = np.random.default_rng(20).integers(-largest, largest + 1, (3, 4096))
+    numbers[0, :4] = [largest, -largest, 0, -1]
+    numbers[2] = 0
+    with transform(ring) as plaintexts:
+        bodies = [_seal_public.members(_seal_public.saved(plaintext)) for plaintext in plaintexts(numbers)]
+    for row, body in zip(numbers, bodies, strict=True):
+        words = np.frombuffer(body, "<u8", 4096, len(body) - 8 * 4096).astype(np.uint64)
+        assert ring.coefficients(words).tolist() == (row % profile.modulus).tolist()
+
+
+@profiles
+@pytest.mark.parametrize("used", [1, 2, 100, 4095])
+def test_a_cut_ciphertext_decrypts_to_the_coefficients_in_use_exactly_whatever_the_others_are(profile, used, new_key):
+    """The worst case: the largest numbers at both ends, where the polynomial that the missing coefficients leave is anything."""
+    ring, key = _seal_public.ring(4096, profile.modulus, slots=False), new_key(params=profile)._ring_key
+    numbers = np.zeros((1, 4096), np.int64)
+    numbers[0, :used] = (profile.largest_point * (-1) ** np.arange(used)) << profile.guard_bits
+    ((words, seed),) = key.encrypt([numbers], slots=False)
+    second, exact = (
+        _seal_public.expand(ring, seed),
+        key.decrypt_cut(ring.coefficients(words), _seal_public.expand(ring, seed)),
+    )
+    noise = exact - numbers[0]
+    assert np.array_equal(noise, np.rint(noise))
+    assert np.abs(noise).max() <= FRESH_NOISE
+    first = ring.coefficients(words)[:used]
+    assert key.decrypt_cut(first, second).tolist() == exact[:used].tolist()
+    # At the ends of what there is a number for: half of the modulus, and one beyond it.
+    half = profile.modulus // 2
+    for beyond, expected in ((0, half), (1, -half)):
+        moved = (first.astype(np.int64) - exact[:used].astype(np.int64) + half + beyond) % profile.modulus
+        assert key.decrypt_cut(moved.astype(np.uint64), second).tolist() == [expected] * used
+
+
+@profiles
+@pytest.mark.parametrize("used", [1, 7, 4095])
+def test_a_cut_sum_with_the_worst_noise_rounds_to_the_grid(profile, used, new_key):
+    """Every client has all the noise that SEAL can draw in every coefficient. (Of many, no residual check accepts it.)"""
+    coefficients = (1,) * profile.weight_sum if profile.prescaled else (profile.weight_sum,)
+    worst = FRESH_NOISE * sum(coefficients)
+    assert worst < 2 ** (profile.guard_bits - 1)
+    assert 2**profile.guard_bits * profile.largest_sum + worst < profile.modulus / 2
+    ring, key = _seal_public.ring(4096, profile.modulus, slots=False), new_key(params=profile)._ring_key
+    point = profile.largest_sum if profile.prescaled else profile.amplitude * profile.weight_sum
+    # Every encryption has noise of its own, which is taken out again.
+    ((words, seed),) = key.encrypt([np.zeros((1, 4096), np.int64)], slots=False)
+    first, second = ring.coefficients(words), _seal_public.expand(ring, seed)
+    own = key.decrypt_cut(first, second).astype(np.int64)
+    signs = np.resize([1, -1], used)
+    target = (signs * ((point << profile.guard_bits) + worst) - own[:used]) % profile.modulus
+    numbers = key.decrypt_cut((first[:used] + target.astype(np.uint64)) % np.uint64(profile.modulus), second)
+    assert np.array_equal(np.rint(numbers / 2**profile.guard_bits), signs * point)
+    assert np.array_equal(numbers - signs * (point << profile.guard_bits), signs * worst)
+
+
+@pytest.mark.parametrize("used", [64, 1000, 4095])
+def test_a_wrong_key_is_noticed_on_a_cut_chunk_alone(seal, new_key, used):
+    wrong = new_key(round=1)
+    total = weighted_sum([seal(np.zeros(used, np.int64))], [1])
+    with pytest.raises(DecryptionError, match="nothing was opened"):
+        open_sum(dataclasses.replace(total, key_id=wrong.key_id), wrong, coefficients=[1])
+
+
+def test_a_cut_chunk_without_a_second_polynomial_is_refused(seal, new_key, params):
+    total = weighted_sum([seal(np.zeros(10, np.int64))], [1])
+    chunks = (total.chunks[0][:70] + bytes(params.polynomial_bytes),)
+    with pytest.raises(InvalidMessageError):
+        open_sum(dataclasses.replace(total, chunks=chunks), new_key(), coefficients=[1])
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 50, 240, 300, 1000, 3993, 4095])
+def test_the_residual_check_of_fewer_coefficients_has_the_same_probability_of_a_wrong_refusal(params, count):
+    """By the tails of the normal distribution, which has the bound on the moments that the noise has: 2^-60 at each end."""
+    deviation = np.sqrt(FRESH_NOISE_VARIANCE)
+
+    def accepted(mean_square):
+        return secret._is_residual_of(np.full(count, deviation * np.sqrt(mean_square)), [1], params)
+
+    # Quantiles of the mean square at 2^-60: whatever honest noise has is accepted.
+    low, high = chi2.ppf(2.0**-60, count) / count, chi2.isf(2.0**-60, count) / count
+    assert accepted(high)
+    assert accepted(low)
+    # Not much more is: a third of a deviation of many, ten deviations of one.
+    assert not accepted(1.1 * (1 + 2 * np.sqrt(60 * np.log(2) / count) + 2 * 60 * np.log(2) / count) + 0.1)
+    assert accepted(0.0) is (count < 250)
 
 
 def test_the_naive_chosen_ciphertext_is_refused(total, params, new_key):

@@ -49,7 +49,7 @@ def rounds(seal, new_key):
     def make(params):
         if params not in made:
             rng = np.random.default_rng(9)
-            size = 2 * params.chunk_coordinates - 7
+            size = 2 * params.chunk_coordinates - 7  # so the last chunk is cut, but for slots
             grids = [rng.integers(-params.largest_point // 4, params.largest_point // 4, size) for _ in NAMES]
             uploads = [seal(grid, sender=sender, params=params) for grid, sender in zip(grids, NAMES, strict=True)]
             made[params] = uploads, grids, new_key(params=params)
@@ -198,7 +198,7 @@ def refused(total, key, uploads, **how):
 def test_one_flipped_bit_is_refused(rounds, params, place):
     uploads, _, key = rounds(params)
     total = summed(uploads, params.multipliers(COEFFICIENTS))
-    size = unpack_words(total.chunks[0], params).size
+    size = unpack_words(total.chunks[place], params).size
     for word in (0, size // 2, size - 1):
         for bit in (0, params.modulus.bit_length() - 2):
 
@@ -218,14 +218,50 @@ def test_other_weights_than_the_announced_ones_are_refused(rounds, coefficients)
 
 
 @pytest.mark.parametrize("params", EVERY, ids=name)
-def test_a_substituted_repeated_or_swapped_chunk_is_refused(rounds, params):
-    uploads, _, key = rounds(params)
-    multipliers = params.multipliers(COEFFICIENTS)
+def test_a_substituted_repeated_or_swapped_chunk_is_refused(params, seal, new_key):
+    uploads = [seal(np.arange(2 * params.chunk_coordinates) % 1000, sender=sender, params=params) for sender in NAMES]
+    key, multipliers = new_key(params=params), params.multipliers(COEFFICIENTS)
     total = summed(uploads, multipliers)
+    check(total, key, uploads)
     other = summed([uploads[0]] * 3, multipliers)
     first, second = total.chunks
     for chunks in ((other.chunks[0], second), (first, other.chunks[1]), (first, first), (second, second), (second, first)):
         refused(dataclasses.replace(total, chunks=chunks), key, uploads)
+
+
+@pytest.mark.parametrize("params", EVERY, ids=name)
+def test_a_substituted_last_chunk_is_refused_and_no_whole_one_takes_the_place_of_one_that_is_cut(rounds, params):
+    uploads, _, key = rounds(params)
+    multipliers = params.multipliers(COEFFICIENTS)
+    total, other = summed(uploads, multipliers), summed([uploads[0]] * 3, multipliers)
+    refused(dataclasses.replace(total, chunks=(total.chunks[0], other.chunks[1])), key, uploads)
+    if not params.slots:
+        with pytest.raises(ValueError, match="expected chunk 1 to have"):
+            dataclasses.replace(total, chunks=(total.chunks[0],) * 2)
+
+
+@pytest.mark.parametrize("params", EVERY[:5], ids=name)
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 8199])
+def test_any_changed_word_of_a_sum_is_refused_however_full_the_last_chunk_is(params, size, seal, new_key):
+    rng, multipliers = np.random.default_rng(size), params.multipliers(COEFFICIENTS)
+    grids = [rng.integers(-params.largest_point // 4, params.largest_point // 4, size) for _ in NAMES]
+    uploads = [seal(grid, sender=sender, params=params) for grid, sender in zip(grids, NAMES, strict=True)]
+    key, total = new_key(params=params), summed(uploads, multipliers)
+    expected = sum(c * grid for c, grid in zip(multipliers, grids, strict=True))
+    assert np.array_equal(open_sum(check(total, key, uploads), key, coefficients=multipliers), expected)
+    for place, chunk in enumerate(total.chunks):
+        words = unpack_words(chunk, params).size
+        cut = params.first_polynomial_sizes(total.layout)[place] // params.word_bytes
+        # The ends of c0 and, where the sum is whole, of c1; a few more; and of a cut chunk all of c0 if it is short.
+        places = {0, cut - 1, cut % words, words - 1, *rng.integers(0, words, 5).tolist(), *(range(cut) if cut < 10 else ())}
+        for word in places:
+            for change in (1, params.modulus - 1, params.modulus // 2):
+
+                def changed(row, word=word, change=change):
+                    row[word] = (int(row[word]) + change) % params.modulus
+                    return row
+
+                refused(tampered(total, place, changed), key, uploads)
 
 
 @pytest.mark.parametrize("params", EVERY, ids=name)

@@ -21,7 +21,7 @@ from privfed.errors import (
 from privfed.he import _seal_public
 from privfed.he._seal_secret import SumKey
 from privfed.he.additive import weighted_sum
-from privfed.he.codec import evaluate, interpolate
+from privfed.he.codec import evaluate, gather, interpolate
 from privfed.he.params import CkksParams
 from privfed.he.secret import grid_points
 from privfed.he.threshold import OnePolynomialVector, add_up, multiply, public_polynomial, sum_polynomials, uniform_words, unpack_polynomial
@@ -207,7 +207,7 @@ def _opens(secret: NDArray[np.int64], vector: OnePolynomialVector, params: CkksP
     ring = _ring(params)
     key = SumKey(ring, ring.encode(evaluate(secret.astype(np.float64))))
     decrypted = (
-        key.decrypt_unrounded(np.concatenate((unpack_polynomial(chunk, params), public_polynomial(params, BINDING, index))))
+        gather(key.decrypt_unrounded(np.concatenate((unpack_polynomial(chunk, params), public_polynomial(params, BINDING, index)))), params)
         for index, chunk in enumerate(vector.chunks)
     )
     return grid_points(decrypted, vector.layout, params, coefficients=(1,))
