@@ -11,7 +11,7 @@ from privfed.approval import Answer, approve
 from privfed.client import Trainer
 from privfed.contribution.scores import Scores, ScoreStore
 from privfed.digest import RoundDigest, hash_message
-from privfed.dp.countersign import HeadMemory, HeadStatement, agreed_statement
+from privfed.dp.countersign import HeadMemory, HeadStatement, read_statement
 from privfed.errors import (
     AgreementMismatchError,
     DamagedFileError,
@@ -297,7 +297,7 @@ class ClientSession:
         for name, statement in statements.items():
             owner, population = context.agreement.roster.client(name), context.agreement.populations[name]
             try:
-                stated.append(agreed_statement(statement, owner=owner, population=population, context=context.digest))
+                stated.append(read_statement(statement, owner=owner, population=population, context=context.digest))
             except InvalidMessageError as error:
                 raise OpeningRefusedError(f"{name!r} stated no valid head of its ledger; nothing was approved; leave it out") from error
         return self._heads.countersign(stated, signer=self._identity)
@@ -323,12 +323,10 @@ class ClientSession:
 
     def keep_countersignatures(self, context: RoundContext, heads: SignedHeads) -> None:
         """Records in this client's ledger which peers countersigned its head in an opened round. One that is none is left out."""
-        statement = heads.statements.get(self.name)
-        if statement is not None:
+        if self.name in heads.statements:
             signed = ((peer, heads.countersignatures.get(peer.name)) for peer in context.agreement.roster.clients)
             answers = [(peer, signature) for peer, signature in signed if signature is not None and peer.name != self.name]
-            shown = tuple(heads.statements.values())
-            self._trainer.record_head(statement, answers, shown=shown, owner=self._identity.public, context=context.digest)
+            self._trainer.record_head(answers, shown=heads.statements, owner=self._identity.public, context=context.digest)
 
     def check_history(self, context: RoundContext) -> None:
         """Refuses a round that builds on other rounds than this client has opened, or is not later than all of them.
