@@ -193,9 +193,13 @@ class _Traced(ReluNetworkBookKeeping):
         factors = kept * clip_factors(norms, max_grad_norm=self.max_grad_norm)
         parts: list[torch.Tensor] = [norms] * len(parameters)
         for (weight, bias), a, g in zip(self._places, inputs, derivatives, strict=True):
-            scaled = (g * factors[:, None]).view(-1, _BLOCK, g.shape[1])
-            blocks = torch.bmm(scaled.transpose(1, 2), a.view(-1, _BLOCK, a.shape[1]))
-            parts[weight] = blocks.sum(dim=0, dtype=torch.float64).flatten()
+            scaled, of_inputs = (g * factors[:, None]).view(-1, _BLOCK, g.shape[1]), a.view(-1, _BLOCK, a.shape[1])
+            # The narrower one comes first in the product, because BLAS likes it so.
+            if a.shape[1] < g.shape[1]:
+                summed = torch.bmm(of_inputs.transpose(1, 2), scaled).sum(dim=0, dtype=torch.float64).T
+            else:
+                summed = torch.bmm(scaled.transpose(1, 2), of_inputs).sum(dim=0, dtype=torch.float64)
+            parts[weight] = summed.flatten()
             if bias is not None:
                 parts[bias] = scaled.sum(dim=1).sum(dim=0, dtype=torch.float64)
         return torch.cat(parts), norms, longest.maximum(squares).amax().sqrt(), *inputs, *derivatives
