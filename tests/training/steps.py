@@ -52,9 +52,10 @@ class Counting(Randomness):
     def _stream(self, count: int) -> bytes:
         return self.source._stream(count)
 
-    def normal(self, count: int) -> NDArray[np.float64]:
-        self.noise_draws += 1
-        return super().normal(count)
+    def normal_vectors(self, size: int, *, count: int) -> Iterator[NDArray[np.float64]]:
+        for noise in super().normal_vectors(size, count=count):
+            self.noise_draws += 1
+            yield noise
 
     def poisson_batches(self, records: int, *, sample_rate: float, steps: int) -> Iterator[NDArray[np.int64]]:
         for batch in super().poisson_batches(records, sample_rate=sample_rate, steps=steps):
