@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -248,9 +249,11 @@ class Outcome:
         Raises:
             FileExistsError: If one of them is there already. Nothing is overwritten.
         """
-        tensors = {name: values.astype(np.float32) for name, values in self.history.model.layout.unflatten(self.history.model).items()}
+        tensors: dict[str, Any] = {
+            name: values.astype(np.float32) for name, values in self.history.model.layout.unflatten(self.history.model).items()
+        }
         packed = io.BytesIO()
-        np.savez(packed, allow_pickle=False, **tensors)
+        np.savez(packed, **tensors)  # float32, so nothing is pickled; before 2.1 NumPy would save `allow_pickle` as a tensor
         content = self.to_json() | {
             "command": command,
             "demonstration": demonstration,
