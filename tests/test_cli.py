@@ -17,10 +17,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import typer
-from click.testing import Result
 from rich.console import Console
 from rich.progress import Progress
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from privfed.cli import app
 from privfed.cli.refusals import Refusing
