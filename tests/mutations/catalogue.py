@@ -670,7 +670,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "a model may move its own weights in a step",
         "privfed/training/dpsgd.py",
-        "        _check_unmoved(weights, known, places, parameters)\n",
+        "        _check_unmoved(bits, known, places, parameters)\n",
         "",
         ("tests/training/test_memory.py",),
     ),
