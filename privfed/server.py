@@ -18,8 +18,9 @@ from privfed.server_setup import agreed_key_id, closed_commitments, require_enou
 from privfed.server_spool import COMMITMENTS, HOLDER_KEY, OPENED, PRODUCTS, Phase, RoundSpool, read_setup
 from privfed.server_sum import aggregate_message, announcement, decided, products_message, request_message
 from privfed.trust import EscrowTrust, ThresholdTrust
-from privfed.wire import check_key, decode_abort, decode_approval, decode_upload
+from privfed.wire import check_key, decode_abort, decode_upload
 from privfed.wire_commit import decode_commitment
+from privfed.wire_digest import decode_approval
 from privfed.wire_escrow import decode_holder_key, opened_digest
 from privfed.wire_products import decode_coefficients, product_params
 from privfed.wire_shares import encode_relay
@@ -225,7 +226,7 @@ class Server:
         Raises:
             CohortError: If no digest was announced, the client is not in it, or it comes in another phase.
             RoundMismatchError: If it approves another digest.
-            PrivFedError: As `wire.decode_approval`.
+            PrivFedError: As `wire_digest.decode_approval`.
         """
         digest = self._spool.digest()
         sender = decode_approval(data, self._context, digest)

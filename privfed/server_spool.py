@@ -13,8 +13,9 @@ from privfed.identity import SIGNATURE_BYTES
 from privfed.message import Kind
 from privfed.spool import Spool
 from privfed.trust import EscrowTrust, ThresholdTrust
-from privfed.wire import decode_digest, decode_setup, setup_public_key, upload_chunk
+from privfed.wire import decode_setup, setup_public_key, upload_chunk
 from privfed.wire_commit import decode_commitments
+from privfed.wire_digest import decode_digest
 from privfed.wire_escrow import decode_holder_key
 from privfed.wire_shares import decode_dealt_setup
 

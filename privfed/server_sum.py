@@ -15,9 +15,10 @@ from privfed.message import Kind
 from privfed.server_setup import require_enough
 from privfed.server_spool import COMMITMENTS, Phase, RoundSpool
 from privfed.trust import EscrowTrust, ThresholdTrust
-from privfed.wire import check_upload, decode_approval, encode_digest, upload_statement
+from privfed.wire import check_upload, upload_statement
 from privfed.wire_aggregate import EncryptedSum, encode_aggregate
 from privfed.wire_commit import decode_commitments
+from privfed.wire_digest import decode_approval, encode_digest
 from privfed.wire_escrow import decode_opened, encode_request
 from privfed.wire_products import decode_coefficients, encode_products, sketch_seed
 

@@ -39,8 +39,9 @@ from privfed.server_sum import encrypted_sum
 from privfed.sharing import answer, check_shares
 from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import PlainVector, Update
-from privfed.wire import approval_answer, decode_approval, decode_digest, decode_upload, encode_approval, encode_upload
+from privfed.wire import decode_upload, encode_upload
 from privfed.wire_aggregate import encode_aggregate
+from privfed.wire_digest import approval_answer, decode_approval, decode_digest, encode_approval
 from privfed.wire_shares import decode_dealt_setup, decode_relay, encode_dealt_setup, encode_relay, encode_share
 from privfed.written_agreement import decode_agreement, encode_agreement
 from tests.keys.conftest import new_party

@@ -21,8 +21,9 @@ from privfed.policy import OpeningPolicy
 from privfed.server import Server
 from privfed.server_spool import Phase
 from privfed.update import Layout
-from privfed.wire import decode_digest, encode_abort, encode_approval, encode_setup
+from privfed.wire import encode_abort, encode_setup
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_digest import decode_digest, encode_approval
 
 
 @pytest.fixture

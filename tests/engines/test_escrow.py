@@ -52,8 +52,9 @@ from privfed.session import outbox_name
 from privfed.training.model import mlp
 from privfed.training.scaffold import Scaffold
 from privfed.update import Update
-from privfed.wire import decode_upload, encode_approval, encode_digest, encode_upload
+from privfed.wire import decode_upload, encode_upload
 from privfed.wire_commit import encode_commitment, encode_commitments
+from privfed.wire_digest import encode_approval, encode_digest
 from privfed.wire_escrow import decode_holder_key, decode_opened, encode_request
 from tests.engines.test_threshold import Crash, Script, crash
 

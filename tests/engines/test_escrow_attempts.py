@@ -31,8 +31,9 @@ from privfed.release import open_release
 from privfed.server import Server
 from privfed.server_spool import HOLDER_KEY
 from privfed.update import PlainVector, Update
-from privfed.wire import decode_digest, decode_upload, encode_approval, encode_setup, encode_upload
+from privfed.wire import decode_upload, encode_setup, encode_upload
 from privfed.wire_commit import encode_commitment
+from privfed.wire_digest import decode_digest, encode_approval
 from privfed.wire_escrow import decode_holder_key, decode_opened, encode_holder_key
 from tests.engines.test_escrow import terms
 
