@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The lowest versions have no wheels for newer Python.
+LOWEST_PYTHON ?= python3.11
+LOWEST := .venv-lowest
 
-.PHONY: demo test check format bench docs nightly fuzz release-check clean
+.PHONY: demo test test-lowest check format bench docs nightly fuzz release-check clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml constraints.txt
@@ -19,6 +22,16 @@ demo: $(STAMP)
 # One thread per worker: small tensors are slower on two. A module's tests stay together, because they share what they set up.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadscope
+
+# The other end of the ranges that pyproject.toml declares: constraints.txt has the newest. Without the engines, which demand more themselves.
+$(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
+	$(LOWEST_PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
+	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[dev]'
+	@touch $@
+
+test-lowest: $(LOWEST)/.installed
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses auto --dist loadscope
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -50,4 +63,4 @@ release-check: $(STAMP)
 	$(BIN)/python .ci/release_check.py
 
 clean:
-	rm -rf $(VENV) dist docs/_build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) dist docs/_build .pytest_cache .ruff_cache .hypothesis

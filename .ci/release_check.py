@@ -24,6 +24,7 @@ IN_THE_SDIST = (
     "CHANGELOG.md",
     "LICENSE",
     "constraints.txt",
+    "constraints-lowest.txt",
     "Makefile",
     "tests/",
     "examples/",

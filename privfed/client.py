@@ -1,6 +1,6 @@
 """A client: what its owner declares, and its training, paid for before it begins."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from types import UnionType
@@ -223,12 +223,10 @@ class Trainer:
         if self._client.ledger is not None:
             check_stated(self._client.ledger, statement, owner=owner, context=context)
 
-    def record_head(
-        self, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, shown: Sequence[bytes], owner: Party, context: bytes
-    ) -> None:
+    def record_head(self, answers: Sequence[tuple[Party, bytes]], *, shown: Mapping[str, bytes], owner: Party, context: bytes) -> None:
         """See `countersign.record`."""
         if self._client.ledger is not None:
-            record(self._client.ledger, statement, answers, shown=shown, owner=owner, context=context)
+            record(self._client.ledger, answers, shown=shown, owner=owner, context=context)
 
     def remember(self, directory: Path, *, rounds: tuple[int, ...]) -> None:
         """Keeps what training must not forget in a folder, or takes up again what is kept there.

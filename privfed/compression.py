@@ -101,10 +101,9 @@ class StochasticQuantisation:
 
     def compress(self, values: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
         """Multiples of the largest magnitude over `levels`, each next to the coordinate, whose expectation is the coordinate."""
-        largest = float(np.abs(values).max(initial=0.0))
-        if largest == 0:
+        step = float(np.abs(values).max(initial=0.0)) / self.levels
+        if step == 0:  # also where the largest magnitude is too small for a float to be divided
             return np.zeros_like(values)
-        step = largest / self.levels
         return np.floor(values / step + rng.random(values.shape)) * step
 
 

@@ -274,8 +274,8 @@ def write_run(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def _packed(vector: PlainVector) -> bytes:
     packed = io.BytesIO()
-    tensors = {name: values.astype(np.float32) for name, values in vector.layout.unflatten(vector).items()}
-    np.savez(packed, allow_pickle=False, **tensors)
+    tensors: dict[str, Any] = {name: values.astype(np.float32) for name, values in vector.layout.unflatten(vector).items()}
+    np.savez(packed, **tensors)  # float32, so nothing is pickled; before 2.1 NumPy would save `allow_pickle` as a tensor
     return packed.getvalue()
 
 

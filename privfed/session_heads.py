@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from privfed.agreement import RoundContext
 from privfed.client import Trainer
-from privfed.dp.countersign import HeadMemory, HeadStatement, agreed_statement
+from privfed.dp.countersign import HeadMemory, HeadStatement, read_statement
 from privfed.errors import InvalidMessageError, LedgerError, OpeningRefusedError, TamperedAggregateError
 from privfed.identity import Identity
 from privfed.wire import MAX_STATEMENT_BYTES
@@ -56,7 +56,7 @@ class LedgerHeads:
         for name, statement in statements.items():
             owner, population = context.agreement.roster.client(name), context.agreement.populations[name]
             try:
-                stated.append(agreed_statement(statement, owner=owner, population=population, context=context.digest))
+                stated.append(read_statement(statement, owner=owner, population=population, context=context.digest))
             except InvalidMessageError as error:
                 raise OpeningRefusedError(f"{name!r} stated no valid head of its ledger; nothing was approved; leave it out") from error
         return self.memory.countersign(stated, signer=self._identity)
@@ -79,9 +79,8 @@ class LedgerHeads:
 
     def keep(self, context: RoundContext, heads: SignedHeads) -> None:
         """Records in the client's ledger which peers countersigned its head in an opened round. One that is none is left out."""
-        statement = heads.statements.get(self._identity.name)
-        if statement is not None:
+        name = self._identity.name
+        if name in heads.statements:
             signed = ((peer, heads.countersignatures.get(peer.name)) for peer in context.agreement.roster.clients)
-            answers = [(peer, signature) for peer, signature in signed if signature is not None and peer.name != self._identity.name]
-            shown = tuple(heads.statements.values())
-            self._trainer.record_head(statement, answers, shown=shown, owner=self._identity.public, context=context.digest)
+            answers = [(peer, signature) for peer, signature in signed if signature is not None and peer.name != name]
+            self._trainer.record_head(answers, shown=heads.statements, owner=self._identity.public, context=context.digest)

@@ -17,10 +17,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import typer
-from click.testing import Result
 from rich.console import Console
 from rich.progress import Progress
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from privfed.cli import app
 from privfed.cli.refusals import Refusing
@@ -108,10 +107,10 @@ def test_the_demo_refuses_a_file_in_place_of_its_folder_before_it_runs(tmp_path:
     assert file.read_text() == "mine"
 
 
-def test_bytes_of_the_demo_are_those_of_one_ciphertext(demo: "subprocess.CompletedProcess[str]") -> None:
+def test_bytes_of_the_demo_are_those_of_its_parameters(demo: "subprocess.CompletedProcess[str]") -> None:
     result = json.loads(demo.stdout)
-    one_ciphertext = (4096 * 7 + 64) / result["parameters"]
-    assert one_ciphertext < result["bytes_up_per_parameter"] < 1.1 * one_ciphertext
+    update = (7 * result["parameters"] + 64) / result["parameters"]
+    assert update < result["bytes_up_per_parameter"] < 1.1 * update
 
 
 # --- simulate
@@ -145,7 +144,7 @@ def test_simulate_prints_one_json_object_that_is_also_its_history_file(
     assert all(0 < bank["epsilon"] <= 4 and bank["mechanism"] == "DpSgd" for bank in result["banks"])
     assert 2225 <= sum(bank["records"] for bank in result["banks"]) <= 2275  # three quarters of 3000, within a fraud's two legs per class
     sent = sum(summary["record"]["bytes_up"]["bank_1"] for summary in result["rounds"])
-    assert result["banks"][0]["bytes_up"] == sent > 2 * 4096 * 7
+    assert result["banks"][0]["bytes_up"] == sent > 2 * 7 * result["parameters"]
 
 
 def test_simulate_writes_a_model_without_pickles(simulated: "tuple[subprocess.CompletedProcess[str], Path]") -> None:
@@ -565,7 +564,7 @@ def test_ledger_verify_takes_the_head_from_the_memory_of_a_peer(ledger: Path, tm
     with Ledger.reopen(ledger) as opened:
         opened.reserve(STEPS, session=b"session", round=7, attempt=0)
         statement = state_head(opened, owner, context=bytes(32), peers=("peer",))
-    memory.countersign([read_statement(statement, owner=owner.public, context=bytes(32))], signer=peer)
+    memory.countersign([read_statement(statement, owner=owner.public, population="[bold]bank", context=bytes(32))], signer=peer)
     before = (tmp_path / "heads.sqlite").read_bytes()
     arguments = ("ledger", "verify", str(ledger), "--head", str(tmp_path / "heads.sqlite"))
     assert "has not grown since" in here(*arguments).stdout

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -26,6 +26,7 @@ UPDATES = arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e3, 1e3))
 
 @pytest.mark.parametrize("compressor", ALL, ids=lambda compressor: compressor.name)
 @given(values=UPDATES)
+@example(values=np.array([5e-324]))  # the smallest float, which levels cannot divide
 def test_what_is_sent_and_what_is_left_add_up_to_what_came_in(compressor: Compressor, values: np.ndarray) -> None:
     before = values.copy()
     sent, left = with_feedback(compressor, values, 0.5 * values, np.random.default_rng(0))

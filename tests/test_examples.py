@@ -44,8 +44,8 @@ def test_the_integrator_trains_within_its_budget_and_beats_guessing() -> None:
     found = int(re.search(r"frauds among the 20 most suspicious: (\d+)", output)[1])
     assert found > 5  # at random, one in fifty is a fraud: more than 5 of 20 have a probability below 1e-5
     sent = float(re.search(r"sent: +([0-9.]+) bytes per parameter", output)[1])
-    one_ciphertext = (4096 * 7 + 64) / 3873  # for 3873 parameters; signed headers, sealed tags and heads of ledgers are the rest
-    assert one_ciphertext < sent < 1.08 * one_ciphertext
+    update = 7 + 64 / 3873  # for 3873 parameters; signed headers, sealed tags and heads of ledgers are the rest
+    assert update < sent < 1.08 * update
 
 
 def test_the_recipe_in_the_readme_runs_on_the_banks_of_the_integrator_and_learns(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_benchmarker_opens_the_same_model_and_counts_the_bytes() -> None:
     )
     assert float(plain) > 0
     chunks = -(-int(parameters) // 4096)
-    assert float(up) == pytest.approx(chunks * (4096 * 7 + 64) / int(parameters), rel=0.01)
+    assert float(up) == pytest.approx(7 + chunks * 64 / int(parameters), rel=0.01)
 
 
 def test_the_notebook_runs_as_it_stands_and_learns_within_its_budget() -> None:

@@ -610,7 +610,7 @@ def test_a_journal_that_is_lost_beside_remembered_heads_is_not_made_anew(bank: B
         other = bank.directory / "other.ledger"
         with Ledger.open(other, population="bank_b", budget=Budget(epsilon=1.0, delta=1e-5)) as peer:
             statement = state_head(peer, bank.identities[1], context=bytes(32), peers=("bank_a",))
-        stated = read_statement(statement, owner=bank.identities[1].public, context=bytes(32))
+        stated = read_statement(statement, owner=bank.identities[1].public, population="bank_b", context=bytes(32))
         session._heads.memory.countersign([stated], signer=bank.identities[0])
         (bank.directory / "bank_a" / "journal.sqlite").unlink()
         with pytest.raises(DamagedFileError, match=r"journal\.sqlite are missing beside"):

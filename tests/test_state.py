@@ -83,7 +83,7 @@ def test_what_is_no_model_of_a_session_is_refused(tmp_path: Path, change: str) -
         "text": {"rounds": np.array(["one"])},
     }
     parts |= changed.get(change, {})
-    np.savez(path, allow_pickle=True, **{name: part for name, part in parts.items() if name != change})
+    np.savez(path, **{name: part for name, part in parts.items() if name != change})
     before = path.read_bytes()
     with pytest.raises(DamagedFileError, match=r"model\.npz is damaged or no model of a session; nothing was done"):
         ModelStore(path, layout=LAYOUT).load()

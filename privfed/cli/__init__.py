@@ -13,14 +13,14 @@ from privfed.cli import deploy, history, keys, ledger
 from privfed.cli.audit import audit, report
 from privfed.cli.demo import demo
 from privfed.cli.partition import partition
-from privfed.cli.refusals import Refusing
+from privfed.cli.refusals import SUGGEST_COMMANDS, Refusing
 from privfed.cli.simulate import simulate
 
 # Tracebacks stay plain: pretty ones print local variables, which are private tables.
 app = typer.Typer(
     cls=Refusing,
     no_args_is_help=True,
-    suggest_commands=False,
+    suggest_commands=SUGGEST_COMMANDS,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

@@ -6,12 +6,15 @@ from typing import Annotated
 import typer
 
 from privfed.cli.arguments import AsJson
+from privfed.cli.refusals import SUGGEST_COMMANDS
 from privfed.cli.terminal import print_json
 
 PROBLEMS = 1
 """Exit code of a check that found something wrong."""
 
-app = typer.Typer(no_args_is_help=True, suggest_commands=False, help="A consortium on several hosts: a folder per party, and checks.")
+app = typer.Typer(
+    no_args_is_help=True, suggest_commands=SUGGEST_COMMANDS, help="A consortium on several hosts: a folder per party, and checks."
+)
 
 PartyFolder = Annotated[Path, typer.Argument(metavar="FOLDER", show_default=False, help="One party's folder.", readable=False)]
 

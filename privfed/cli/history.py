@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from privfed.cli.arguments import RUN, AsJson
+from privfed.cli.refusals import SUGGEST_COMMANDS
 from privfed.cli.terminal import bytes_of, duration, epsilon_of, print_json, printable, table
 from privfed.strict_json import parse
 
@@ -18,7 +19,7 @@ _TEXTS = 3
 """How many of the columns are text."""
 _MOST_REASON = 1000
 
-app = typer.Typer(no_args_is_help=True, suggest_commands=False, help="Look at the rounds that a party has a record of.")
+app = typer.Typer(no_args_is_help=True, suggest_commands=SUGGEST_COMMANDS, help="Look at the rounds that a party has a record of.")
 
 PartyFolder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False, help="The party's folder, or a run's.", readable=False)]
 

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from privfed.cli.arguments import AsJson, at_least, empty_folder
+from privfed.cli.refusals import SUGGEST_COMMANDS
 from privfed.cli.terminal import print_json, printable
 from privfed.errors import KeyRefusedError
 
@@ -20,7 +21,7 @@ FOUND = 3
 """Exit code of a scan that found a secret key."""
 
 app = typer.Typer(
-    no_args_is_help=True, suggest_commands=False, help="Identities, the key that the clients share, and where keys lie around."
+    no_args_is_help=True, suggest_commands=SUGGEST_COMMANDS, help="Identities, the key that the clients share, and where keys lie around."
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False, help="Your folder, from privfed keys init.", readable=False)]

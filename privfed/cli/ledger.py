@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from privfed.cli.arguments import AsJson
+from privfed.cli.refusals import SUGGEST_COMMANDS
 from privfed.cli.terminal import epsilon_of, print_json, printable
 from privfed.errors import LedgerError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    suggest_commands=False,
+    suggest_commands=SUGGEST_COMMANDS,
     help="Look at the privacy ledger of a data owner: what was spent, and whether it was altered.",
 )
 

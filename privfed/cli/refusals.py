@@ -7,6 +7,8 @@ from privfed.errors import PrivFedError
 
 REFUSED = 2
 """Exit code of a refusal; click has the same one for options it does not know."""
+SUGGEST_COMMANDS = not any(base.__module__.startswith("click.") for base in TyperGroup.__mro__)
+"""Whether typer has to suggest the command that was meant: where it stands on click, click does, and both would say it twice."""
 
 
 class Refusing(TyperGroup):

@@ -9,7 +9,7 @@ A round goes: reserve, `state_head`, upload; every participant answers all state
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,16 +19,15 @@ from typing import Final
 from privfed.dp._chain import extend
 from privfed.dp.entries import Party, Signer
 from privfed.dp.ledger import Ledger
-from privfed.errors import InvalidMessageError, LedgerError, LedgerTamperedError, RoundMismatchError
+from privfed.errors import InvalidMessageError, LedgerError, LedgerTamperedError
 from privfed.table import Table
 
 CONTEXT_BYTES: Final = 32
 _HASH_BYTES: Final = 32
 _SIGNATURE_BYTES: Final = 64
 _NUMBER_BYTES: Final = 8
-_MOST_TEXT: Final = 1000
 _MOST_LINKS: Final = 1_000_000
-_TAG: Final = b"privfed ledger head v1"
+_TAG: Final = b"privfed ledger head v2"
 _COUNTERSIGN_TAG: Final = b"privfed ledger heads countersigned v2"
 
 _COLUMNS: Final = """
@@ -51,7 +50,7 @@ class HeadStatement:
         start: Number of rows from which it shows the growth.
         start_head: Head at that point.
         links: What every row since then added, see `Ledger.links`.
-        data: The statement as it was signed.
+        data: What `state_head` returned.
     """
 
     owner: str
@@ -77,18 +76,23 @@ class HeadStatement:
         return extend(self.start_head, self.links[: rows - self.start])
 
 
-def countersigned(hashes: Sequence[bytes]) -> bytes:
-    """What a peer signs: that it saw these heads, each for what its statement says.
+def countersigned(context: bytes, hashes: Sequence[bytes]) -> bytes:
+    """What a peer signs: that it saw these heads, for this.
 
     Args:
-        hashes: SHA-256 of each statement of a round, 32 bytes, in the order of the round's participants.
+        context: What they were stated for, 32 bytes.
+        hashes: `hashes_of` the statements.
     """
-    return _COUNTERSIGN_TAG + b"".join(hashes)
+    return _COUNTERSIGN_TAG + context + b"".join(hashes)
 
 
-def hashes_of(statements: Sequence[bytes]) -> tuple[bytes, ...]:
-    """SHA-256 of each statement, 32 bytes."""
-    return tuple(sha256(statement).digest() for statement in statements)
+def hashes_of(statements: Mapping[str, bytes]) -> tuple[bytes, ...]:
+    """SHA-256 of each statement and whose it is, 32 bytes, in their order.
+
+    Args:
+        statements: What `state_head` returned, by owner, in the order of the round's participants.
+    """
+    return tuple(sha256(_text(owner) + statement).digest() for owner, statement in statements.items())
 
 
 def state_head(ledger: Ledger, signer: Signer, *, context: bytes, peers: tuple[str, ...]) -> bytes:
@@ -107,53 +111,45 @@ def state_head(ledger: Ledger, signer: Signer, *, context: bytes, peers: tuple[s
     if len(context) != CONTEXT_BYTES or not peers:
         raise ValueError(f"expected a context of {CONTEXT_BYTES} bytes and at least one peer, got {len(context)} and {len(peers)}")
     start = min(ledger.countersigned(peer) for peer in peers)
-    links = ledger.links(start)
-    body = _text(signer.name) + _text(ledger.population) + context + _number(start) + ledger.head_of(start)
-    message = _TAG + body + _number(len(links)) + b"".join(links)
-    return message + signer.sign(message)
+    shown = _number(start) + ledger.head_of(start) + b"".join(ledger.links(start))
+    return shown + signer.sign(_stated(signer.name, ledger.population, context, shown))
 
 
-def read_statement(data: bytes, *, owner: Party, context: bytes) -> HeadStatement:
+def read_statement(data: bytes, *, owner: Party, population: str, context: bytes) -> HeadStatement:
     """The statement in bytes from a peer. The signature is verified before anything is parsed.
 
+    Args:
+        data: What the owner's `state_head` returned: number of rows and head from which it shows the growth, what every row since then
+            added, and a signature under these, its name, the population and the context.
+        owner: The pinned identity of the ledger's owner.
+        population: The data set that it takes part with, as it was agreed.
+        context: What the statement must be for, 32 bytes.
+
     Raises:
-        InvalidMessageError: If the owner did not sign it, or it is malformed.
-        RoundMismatchError: If it is authentic and was stated for something else.
+        InvalidMessageError: If the owner did not sign it, of this population and for this.
     """
-    if len(data) > _SIGNATURE_BYTES + len(_TAG) + 2 * _MOST_TEXT + (_MOST_LINKS + 4) * _HASH_BYTES:
+    shown, signature = data[:-_SIGNATURE_BYTES], data[-_SIGNATURE_BYTES:]
+    links, rest = divmod(len(shown) - _NUMBER_BYTES - _HASH_BYTES, _HASH_BYTES)
+    if not 0 <= links <= _MOST_LINKS or rest:
         raise InvalidMessageError
-    message, signature = data[:-_SIGNATURE_BYTES], data[-_SIGNATURE_BYTES:]
-    owner.verify(message, signature)
-    reader = _Reader(message)
-    if reader.take(len(_TAG)) != _TAG:
-        raise InvalidMessageError
-    statement = HeadStatement(
-        owner=reader.text(),
-        population=reader.text(),
-        context=reader.take(CONTEXT_BYTES),
-        start=reader.number(),
-        start_head=reader.take(_HASH_BYTES),
-        links=tuple(reader.take(_HASH_BYTES) for _ in range(reader.number())),
+    owner.verify(_stated(owner.name, population, context, shown), signature)
+    start, start_head, *added = (
+        shown[:_NUMBER_BYTES],
+        *(shown[place : place + _HASH_BYTES] for place in range(_NUMBER_BYTES, len(shown), _HASH_BYTES)),
+    )
+    return HeadStatement(
+        owner=owner.name,
+        population=population,
+        context=context,
+        start=int.from_bytes(start, "big"),
+        start_head=start_head,
+        links=tuple(added),
         data=data,
     )
-    reader.end()
-    if statement.owner != owner.name:
-        raise InvalidMessageError
-    if statement.context != context:
-        raise RoundMismatchError(f"{owner.name!r} stated the head of its ledger for another round; nothing was countersigned")
-    return statement
 
 
-def agreed_statement(data: bytes, *, owner: Party, population: str, context: bytes) -> HeadStatement:
-    """The statement in bytes from a peer about the data set that it takes part with, as it was agreed.
-
-    Raises:
-        InvalidMessageError, RoundMismatchError: As `read_statement`, or if it speaks of another population.
-    """
-    statement = read_statement(data, owner=owner, context=context)
-    if statement.population != population:
-        raise InvalidMessageError
-    return statement
+def _stated(owner: str, population: str, context: bytes, shown: bytes) -> bytes:
+    return _TAG + _text(owner) + _text(population) + context + shown
 
 
 class HeadMemory:
@@ -190,8 +186,9 @@ class HeadMemory:
         shown.
 
         Args:
-            statements: What `agreed_statement` gave of each participant that keeps a ledger, in their order. If this party is one of
+            statements: What `read_statement` gave of each participant that keeps a ledger, in their order. If this party is one of
                 them, it signs its own too, so that all sign the same, and does not remember it.
+                They are of one context.
             signer: This party's key.
 
         Returns:
@@ -210,7 +207,8 @@ class HeadMemory:
                     _check_growth(statement, *found)
                 row = (statement.owner, statement.population, statement.rows, statement.head)
                 connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?)", row)
-        return signer.sign(countersigned(hashes_of([statement.data for statement in statements])))
+        (context,) = {statement.context for statement in statements}
+        return signer.sign(countersigned(context, hashes_of({statement.owner: statement.data for statement in statements})))
 
     @staticmethod
     def _find(connection: sqlite3.Connection, owner: str, population: str) -> tuple[int, bytes] | None:
@@ -249,13 +247,10 @@ def check_stated(ledger: Ledger, statement: bytes, *, owner: Party, context: byt
         context: What the statement was for, 32 bytes.
 
     Raises:
-        InvalidMessageError: As `read_statement`.
+        InvalidMessageError: As `read_statement`, of the ledger's population.
         LedgerTamperedError: If the ledger does not extend what its owner stated.
-        LedgerError: If the statement is about another population.
     """
-    stated = read_statement(statement, owner=owner, context=context)
-    if stated.population != ledger.population:
-        raise LedgerError("the statement is about another ledger; nothing was recorded")
+    stated = read_statement(statement, owner=owner, population=ledger.population, context=context)
     if stated.rows > len(ledger.rows()) or stated.head != ledger.head_of(stated.rows):
         raise LedgerTamperedError(
             f"the ledger for {ledger.population!r} does not extend the one that its owner showed in an earlier round, of {stated.rows} "
@@ -264,9 +259,7 @@ def check_stated(ledger: Ledger, statement: bytes, *, owner: Party, context: byt
     return stated
 
 
-def record(
-    ledger: Ledger, statement: bytes, answers: Sequence[tuple[Party, bytes]], *, shown: Sequence[bytes], owner: Party, context: bytes
-) -> None:
+def record(ledger: Ledger, answers: Sequence[tuple[Party, bytes]], *, shown: Mapping[str, bytes], owner: Party, context: bytes) -> None:
     """Keeps the peers' countersignatures in the ledger, for auditors, and to know what each peer has seen.
 
     An answer that is not a peer's signature under this head is left out: one peer must not keep the others' from being recorded. What is
@@ -274,23 +267,23 @@ def record(
 
     Args:
         ledger: The owner's.
-        statement: What `state_head` returned.
         answers: Of each peer, its pinned identity and what its `HeadMemory.countersign` returned.
-        shown: The statements of all participants in the round, the owner's among them, in their order.
+        shown: The statements of all participants in the round, the owner's among them, by owner, in their order.
         owner: The owner's public identity.
         context: What the statement was for, 32 bytes.
 
     Raises:
-        ValueError: If the statement is not among those shown; nothing was recorded.
-        InvalidMessageError: As `read_statement`; nothing was recorded.
+        ValueError: If the owner's statement is not among those shown; nothing was recorded.
+        InvalidMessageError: As `check_stated`; nothing was recorded.
         LedgerTamperedError: If the ledger does not extend what its owner stated; nothing was recorded.
-        LedgerError: If the statement is about another population, or writing failed.
+        LedgerError: If writing failed.
     """
-    if statement not in shown:
+    statement = shown.get(owner.name)
+    if statement is None:
         raise ValueError("expected the owner's statement among those of the round; nothing was recorded")
     stated = check_stated(ledger, statement, owner=owner, context=context)
     hashes = hashes_of(shown)
-    signatures = {peer.name: signature for peer, signature in answers if _signed(peer, countersigned(hashes), signature)}
+    signatures = {peer.name: signature for peer, signature in answers if _signed(peer, countersigned(context, hashes), signature)}
     if signatures:
         ledger.record_countersignatures(rows=stated.rows, context=context, statement=statement, hashes=hashes, signatures=signatures)
 
@@ -324,29 +317,3 @@ def _text(text: str) -> bytes:
 
 def _number(number: int) -> bytes:
     return number.to_bytes(_NUMBER_BYTES, "big")
-
-
-class _Reader:
-    """Takes authentic bytes apart."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
-
-    def take(self, count: int) -> bytes:
-        if count > len(self._data) - self._at:
-            raise InvalidMessageError
-        self._at += count
-        return self._data[self._at - count : self._at]
-
-    def number(self) -> int:
-        return int.from_bytes(self.take(_NUMBER_BYTES), "big")
-
-    def text(self) -> str:
-        try:
-            return self.take(int.from_bytes(self.take(2), "big")).decode()
-        except UnicodeDecodeError:
-            raise InvalidMessageError from None
-
-    def end(self) -> None:
-        if self._at != len(self._data):
-            raise InvalidMessageError

@@ -155,7 +155,7 @@ def _decrypted(products: Iterable[NDArray[np.uint64]], params: ProductParams, ke
         constant, values = key.decrypt_product(words)
         constants.append(constant)
         coefficients.append(interpolate(values)[1 : _COMPARED + 1] / params.modulus)
-    return constants, np.array(coefficients)
+    return constants, np.array(coefficients, dtype=np.float64)
 
 
 def _check_masks(coefficients: NDArray[np.float64]) -> None:

@@ -11,9 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -95,7 +93,7 @@ def compile_sum(module: nn.Module, *, mechanism: DpSgd, loss: PerSampleLoss, inp
     example = (features[padded], labels[padded], torch.ones(capacity), *(parameter.detach() for parameter in parameters))
     try:
         with one_thread(), torch.no_grad():
-            function = torch.compile(make_fx(traced.clipped_sum)(*example), dynamic=False, options={"cpp_wrapper": True})
+            function = torch.compile(make_fx(traced.clipped_sum)(*example).forward, dynamic=False, options={"cpp_wrapper": True})
             function(*example)
     except (RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError("torch.compile fails on this model and loss; go without; nothing was compiled") from error
@@ -134,7 +132,7 @@ class CompiledBookKeeping(ReluNetworkBookKeeping):
         super().__init__(model, layers=layers, parameters=parameters, loss=compiled.loss, max_grad_norm=compiled.max_grad_norm)
         self._compiled = compiled
         self._tensors = [parameter.detach() for parameter in parameters]
-        self._places_of_records = torch.arange(compiled.capacity)
+        self._ones_and_zeros = torch.cat([torch.ones(compiled.capacity), torch.zeros(compiled.capacity)])
         self._longest = _LONGEST * compiled.max_grad_norm
         self.rounding = 2 * compiled.capacity * _rounding_per_record(layers)
 
@@ -142,26 +140,24 @@ class CompiledBookKeeping(ReluNetworkBookKeeping):
     def shapes(self) -> Sequence[int]:
         return (self._compiled.capacity,)
 
-    def whole_blocks(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The indices themselves: the function takes how many are records."""
-        return indices
-
-    def _at_once(self, features: torch.Tensor, labels: torch.Tensor, count: int | None) -> ClippedSum | None:  # noqa: ARG002 (it is all of them)
-        if 0 < len(features) <= self._compiled.capacity:
-            total, norms, longest, *_ = self._run(features, labels)
-            if float(longest) <= self._longest:  # not if it is NaN
-                return ClippedSum(total, norms[: len(features)], 0)
-        return None
+    def _at_once(self, features: torch.Tensor, labels: torch.Tensor, count: int | None) -> ClippedSum | None:
+        rows = self._compiled.capacity
+        if count is None and 0 < len(features) <= rows:
+            features, labels, count = filled_up(features, rows), filled_up(labels, rows), len(features)
+        if count is None or len(features) != rows:
+            return None
+        total, norms, longest, *_ = self._run(features, labels, count)
+        return ClippedSum(total, norms[:count], 0) if float(longest) <= self._longest else None  # not if it is NaN
 
     def _pieces(self, features: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-        _, _, _, *pieces = self._run(features, labels)
+        rows = self._compiled.capacity
+        _, _, _, *pieces = self._run(filled_up(features, rows), filled_up(labels, rows), len(features))
         return [piece[: len(features)] for piece in pieces]
 
-    def _run(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        # Filled up with the first record: what it gives is finite if the record is, and then it is multiplied by zero.
+    def _run(self, features: torch.Tensor, labels: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+        # What follows the records is one of them again: what it gives is finite if the record is, and then it is multiplied by zero.
         rows = self._compiled.capacity
-        kept = (self._places_of_records < len(features)).float()
-        return self._compiled.function(filled_up(features, rows), filled_up(labels, rows), kept, *self._tensors)
+        return self._compiled.function(features, labels, self._ones_and_zeros[rows - count : 2 * rows - count], *self._tensors)
 
 
 def _rounding_per_record(layers: Sequence[nn.Linear]) -> float:
@@ -193,9 +189,13 @@ class _Traced(ReluNetworkBookKeeping):
         factors = kept * clip_factors(norms, max_grad_norm=self.max_grad_norm)
         parts: list[torch.Tensor] = [norms] * len(parameters)
         for (weight, bias), a, g in zip(self._places, inputs, derivatives, strict=True):
-            scaled = (g * factors[:, None]).view(-1, _BLOCK, g.shape[1])
-            blocks = torch.bmm(scaled.transpose(1, 2), a.view(-1, _BLOCK, a.shape[1]))
-            parts[weight] = blocks.sum(dim=0, dtype=torch.float64).flatten()
+            scaled, of_inputs = (g * factors[:, None]).view(-1, _BLOCK, g.shape[1]), a.view(-1, _BLOCK, a.shape[1])
+            # The narrower one comes first in the product, because BLAS likes it so.
+            if a.shape[1] < g.shape[1]:
+                summed = torch.bmm(of_inputs.transpose(1, 2), scaled).sum(dim=0, dtype=torch.float64).T
+            else:
+                summed = torch.bmm(scaled.transpose(1, 2), of_inputs).sum(dim=0, dtype=torch.float64)
+            parts[weight] = summed.flatten()
             if bias is not None:
                 parts[bias] = scaled.sum(dim=1).sum(dim=0, dtype=torch.float64)
         return torch.cat(parts), norms, longest.maximum(squares).amax().sqrt(), *inputs, *derivatives

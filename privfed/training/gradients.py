@@ -168,7 +168,7 @@ class ClippedGradients(ABC):
             indices: Of shape (records,), possibly none. Private.
         """
         missing = -len(indices) % self.shapes[0]
-        return np.pad(indices, (0, missing), mode="edge") if missing and len(indices) else indices
+        return np.concatenate([indices, indices[-1:].repeat(missing)])
 
     def _in_passes(self, features: torch.Tensor, labels: torch.Tensor) -> ClippedSum:
         total = torch.zeros(self.size, dtype=torch.float64)

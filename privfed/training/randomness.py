@@ -6,8 +6,8 @@ Neither torch's nor numpy's generators will do: they are seeded by people, predi
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import ClassVar, final
+from collections.abc import Callable, Iterator
+from typing import ClassVar, TypeVar, final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -18,11 +18,24 @@ from privfed.dp.noise import with_tail
 # Drawn ahead: a small share of the memory of a training, and by then the cost of a call no longer shows.
 _MOST_BATCHES = 64
 _MOST_INDICES = 2**16
+_MOST_NUMBERS = 2**15
+
+_Drawn = TypeVar("_Drawn")
 
 
 def _encryptor(key: bytes) -> CipherContext:
     # The counter may start at zero because no key is used for a second stream.
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+
+def _afresh(draw: Callable[[], list[_Drawn]], *, count: int) -> Iterator[_Drawn]:
+    """So many of what is drawn, each once, several at a time, and in a forked process nothing that was drawn before the fork."""
+    drawn: list[_Drawn] = []
+    process = os.getpid()
+    for _ in range(count):
+        if not drawn or os.getpid() != process:
+            drawn, process = draw(), os.getpid()
+        yield drawn.pop()
 
 
 class Randomness(ABC):
@@ -64,6 +77,21 @@ class Randomness(ABC):
         radius *= 1.0 - square
         return uniform[:count]
 
+    def normal_vectors(self, size: int, *, count: int) -> Iterator[NDArray[np.float64]]:
+        """So many vectors of independent standard normal numbers.
+
+        Several are drawn at once. A process that is forked between two of them draws its own.
+
+        Args:
+            size: Numbers in a vector. Public.
+            count: Number of vectors. Public.
+
+        Yields:
+            Numbers of shape (size,), float64, which are yielded once and may be changed in place. Private.
+        """
+        at_once = max(1, min(count, _MOST_NUMBERS // max(1, size)))
+        return _afresh(lambda: list(self.normal(at_once * size).reshape(at_once, size)), count=count)
+
     def subset(self, indices: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         """So many of the indices, every subset of that size as likely as every other.
 
@@ -92,12 +120,7 @@ class Randomness(ABC):
             Sorted indices of shape (batch,), possibly none. Private.
         """
         at_once = max(1, min(steps, _MOST_BATCHES, int(_MOST_INDICES / (records * sample_rate + 1))))
-        drawn: list[NDArray[np.int64]] = []
-        process = os.getpid()
-        for _ in range(steps):
-            if not drawn or os.getpid() != process:
-                drawn, process = self._batches(records, sample_rate=sample_rate, count=at_once), os.getpid()
-            yield drawn.pop()
+        return _afresh(lambda: self._batches(records, sample_rate=sample_rate, count=at_once), count=steps)
 
     def _batches(self, records: int, *, sample_rate: float, count: int) -> list[NDArray[np.int64]]:
         """So many batches: all records once per batch in one line, of which each place is taken independently.

@@ -108,8 +108,10 @@ def test_missing_clipping_is_found(epsilon: float, steps: int, sample_rate: floa
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 @pytest.mark.parametrize("randomness", [DoubledRate, EachRecordTwice])
 def test_doubled_sampling_and_records_used_twice_are_found(epsilon: float, randomness: type) -> None:
-    reading = read(audit(mechanism(epsilon, steps=40, sample_rate=0.1), randomness=randomness))
-    assert reading.weight.fault.startswith("records weigh more")
+    declared = mechanism(epsilon, steps=40, sample_rate=0.1)
+    faults = [read(audit(declared, seed=seed, randomness=randomness)).weight.fault for seed in range(5)]
+    # At an epsilon of 1, one audit in ten misses the doubled rate: three or more of five do once in 100 times.
+    assert sum(fault is not None and fault.startswith("records weigh more") for fault in faults) >= 3
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])

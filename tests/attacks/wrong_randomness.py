@@ -19,8 +19,7 @@ class EachRecordTwice(_SeededRandomness):
 class OneDraw(_SeededRandomness):
     """Adds the same noise in every step."""
 
-    def normal(self, count: int) -> NDArray[np.float64]:
-        self.drawn = getattr(self, "drawn", None)
-        if self.drawn is None:
-            self.drawn = super().normal(count)
-        return self.drawn.copy()
+    def normal_vectors(self, size: int, *, count: int) -> Iterator[NDArray[np.float64]]:
+        drawn = self.normal(size)
+        for _ in range(count):
+            yield drawn.copy()

@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
             # And a peer that saw it before each kill agrees that it only grew.
             with Ledger.open(path, population="bank_a", budget=BUDGET) as ledger:
                 statement = state_head(ledger, owner, context=CONTEXT, peers=("bank_b",))
-            memory.countersign([read_statement(statement, owner=owner.public, context=CONTEXT)], signer=peer)
+            memory.countersign([read_statement(statement, owner=owner.public, population="bank_a", context=CONTEXT)], signer=peer)
     found = {"kills": kills, "charges": charges, "charged_but_not_said": unsaid, "seconds": round(time.perf_counter() - began, 1)}
     print(json.dumps(found))
     return found

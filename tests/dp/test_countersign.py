@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from privfed.dp.countersign import HeadMemory, HeadStatement, agreed_statement, countersigned, hashes_of, read_statement, record, state_head
+from privfed.dp.countersign import HeadMemory, HeadStatement, countersigned, hashes_of, read_statement, record, state_head
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget, GaussianRelease
-from privfed.errors import InvalidMessageError, LedgerError, LedgerTamperedError, RoundMismatchError
+from privfed.errors import InvalidMessageError, LedgerError, LedgerTamperedError
 from privfed.identity import Identity
 from privfed.table import Table
 
@@ -80,11 +80,11 @@ class Consortium:
         peers = [peer for peer in self.banks.values() if peer is not bank]
         statement = bank.state(number, tuple(peer.identity.name for peer in peers))
         answers = [(peer.identity.public, self.ask(peer, bank, statement, number)) for peer in peers]
-        record(bank.ledger, statement, answers, shown=[statement], owner=bank.identity.public, context=context_of(number))
+        record(bank.ledger, answers, shown={bank.identity.name: statement}, owner=bank.identity.public, context=context_of(number))
 
     @staticmethod
     def ask(peer: Bank, owner: Bank, statement: bytes, number: int) -> bytes:
-        stated = agreed_statement(statement, owner=owner.identity.public, population=owner.identity.name, context=context_of(number))
+        stated = read_statement(statement, owner=owner.identity.public, population=owner.identity.name, context=context_of(number))
         return peer.memory.countersign([stated], signer=peer.identity)
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ def test_a_peer_that_missed_rounds_or_joins_late_is_shown_what_it_did_not_see(co
         bank.spend(number)
         statement = bank.state(number, ("bank_b",))
         answers = [(regular.identity.public, consortium.ask(regular, bank, statement, number))]
-        record(bank.ledger, statement, answers, shown=[statement], owner=bank.identity.public, context=context_of(number))
+        record(bank.ledger, answers, shown={bank.identity.name: statement}, owner=bank.identity.public, context=context_of(number))
     assert late.memory.known_rows("bank_a", "bank_a") is None
     consortium.ask(late, bank, bank.state(3, ("bank_b", "bank_c")), 3)
     assert late.memory.known_rows("bank_a", "bank_a") == len(bank.ledger.rows())
@@ -225,7 +225,8 @@ def test_statements_tell_nothing_about_rows(consortium: Consortium) -> None:
     statement = bank.state(0, ("bank_b",))
     assert b"session" not in statement
     assert b"noise" not in statement
-    read = read_statement(statement, owner=bank.identity.public, context=context_of(0))
+    assert len(statement) == 8 + 32 + 4 * 32 + 64
+    read = read_statement(statement, owner=bank.identity.public, population="bank_a", context=context_of(0))
     assert len(set(read.links)) == 4  # also of rows that say the same
     assert (read.rows, read.head) == (4, bank.ledger.head)
 
@@ -236,7 +237,7 @@ def test_statements_tell_nothing_about_rows(consortium: Consortium) -> None:
 def ask(bank: Bank, peer: Bank, statement: bytes, **changes: object) -> bytes:
     usual: dict[str, object] = {"owner": bank.identity.public, "population": "bank_a", "context": context_of(0)}
     signer = changes.pop("signer", peer.identity)
-    return peer.memory.countersign([agreed_statement(statement, **(usual | changes))], signer=signer)  # type: ignore[arg-type]
+    return peer.memory.countersign([read_statement(statement, **(usual | changes))], signer=signer)  # type: ignore[arg-type]
 
 
 def test_a_statement_of_another_party_population_or_round_is_not_countersigned(consortium: Consortium) -> None:
@@ -247,7 +248,7 @@ def test_a_statement_of_another_party_population_or_round_is_not_countersigned(c
         ask(bank, peer, statement, owner=other.identity.public)
     with pytest.raises(InvalidMessageError):
         ask(bank, peer, statement, population="other data")
-    with pytest.raises(RoundMismatchError, match="nothing was countersigned"):
+    with pytest.raises(InvalidMessageError):
         ask(bank, peer, statement, context=context_of(1))
     impostor = Identity.generate("bank_a")
     forged = state_head(bank.ledger, impostor, context=context_of(0), peers=("bank_b",))
@@ -260,6 +261,10 @@ def test_a_statement_of_another_party_population_or_round_is_not_countersigned(c
     ask(bank, peer, statement)
 
 
+def read(statement: bytes, bank: Bank) -> HeadStatement:
+    return read_statement(statement, owner=bank.identity.public, population="bank_a", context=context_of(0))
+
+
 @given(position=st.integers(0, 10_000), change=st.integers(1, 255), cut=st.booleans())
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_changed_or_cut_statement_is_not_valid(one: tuple[Bank, bytes], position: int, change: int, *, cut: bool) -> None:
@@ -268,7 +273,7 @@ def test_a_changed_or_cut_statement_is_not_valid(one: tuple[Bank, bytes], positi
     spoiled = bytearray(statement)
     spoiled[position] ^= change
     with pytest.raises(InvalidMessageError):
-        read_statement(statement[:position] if cut else bytes(spoiled), owner=bank.identity.public, context=context_of(0))
+        read(statement[:position] if cut else bytes(spoiled), bank)
 
 
 @pytest.fixture
@@ -278,36 +283,44 @@ def one(consortium: Consortium) -> tuple[Bank, bytes]:
     return bank, bank.state(0, ("bank_b",))
 
 
-@pytest.mark.parametrize("spoil", [lambda body: body + b"more", lambda body: body[:-1], lambda body: b"", lambda body: b"X" + body[1:]])
+@pytest.mark.parametrize("spoil", [lambda body: body + b"more", lambda body: body[:-1], lambda body: b"", lambda body: body[:8]])
 def test_authentic_bytes_that_are_no_statement_are_not_valid(one: tuple[Bank, bytes], spoil: Callable[[bytes], bytes]) -> None:
     bank, statement = one
-    body = spoil(statement[:-64])
+    head = b"privfed ledger head v2\0\x06bank_a\0\x06bank_a" + context_of(0)
+
+    def signed(body: bytes) -> bytes:
+        return body + bank.identity.sign(head + body)
+
+    body = statement[:-64]
+    assert read(signed(body), bank) == read(statement, bank)
     with pytest.raises(InvalidMessageError):
-        read_statement(body + bank.identity.sign(body), owner=bank.identity.public, context=context_of(0))
+        read(signed(spoil(body)), bank)
 
 
-def test_a_name_that_is_no_text_and_a_huge_message_are_not_valid(one: tuple[Bank, bytes]) -> None:
-    bank, statement = one
-    body = statement[:-64].replace(b"bank_a", b"\xff\xfe\xfd\xfc\xfb\xfa", 1)
+def test_a_huge_statement_is_dropped_before_its_signature_is_looked_at(one: tuple[Bank, bytes]) -> None:
+    class Unasked:
+        name = "bank_a"
+
+        def verify(self, message: bytes, signature: bytes) -> None:
+            raise AssertionError
+
     with pytest.raises(InvalidMessageError):
-        read_statement(body + bank.identity.sign(body), owner=bank.identity.public, context=context_of(0))
-    with pytest.raises(InvalidMessageError):
-        read_statement(bytes(40_000_000), owner=bank.identity.public, context=context_of(0))
+        read_statement(bytes(8 + 32 * 1_000_002 + 64), owner=Unasked(), population="bank_a", context=context_of(0))  # type: ignore[arg-type]
 
 
 def test_only_signatures_of_peers_under_this_head_are_recorded(one: tuple[Bank, bytes], consortium: Consortium) -> None:
     bank, statement = one
     peer = consortium.banks["bank_b"]
-    where = {"shown": [statement], "owner": bank.identity.public, "context": context_of(0)}
+    where = {"shown": {"bank_a": statement}, "owner": bank.identity.public, "context": context_of(0)}
     answer = ask(bank, peer, statement)
     rows = bank.ledger.rows()
     for wrong in (bytes(64), peer.identity.sign(statement), consortium.banks["bank_c"].identity.sign(statement)):
-        record(bank.ledger, statement, [(peer.identity.public, wrong)], **where)
+        record(bank.ledger, [(peer.identity.public, wrong)], **where)
         assert bank.ledger.rows() == rows
-    with pytest.raises(LedgerError, match="another ledger; nothing was recorded"):
-        record(peer.ledger, statement, [(peer.identity.public, answer)], **where)
+    with pytest.raises(InvalidMessageError):  # the statement is about another ledger
+        record(peer.ledger, [(peer.identity.public, answer)], **where)
     assert bank.ledger.rows() == rows
-    record(bank.ledger, statement, [(consortium.banks["bank_c"].identity.public, bytes(64)), (peer.identity.public, answer)], **where)
+    record(bank.ledger, [(consortium.banks["bank_c"].identity.public, bytes(64)), (peer.identity.public, answer)], **where)
     assert bank.ledger.countersigned("bank_b") == len(rows)
     assert bank.ledger.countersigned("bank_c") == 0
 
@@ -358,7 +371,7 @@ def statements_of(consortium: Consortium, number: int, *names: str) -> list[Head
     """What some banks state of their ledgers in a round, as bank_c reads it."""
     banks = [consortium.banks[name] for name in names]
     return [
-        agreed_statement(
+        read_statement(
             bank.state(number, ("bank_c",)), owner=bank.identity.public, population=bank.identity.name, context=context_of(number)
         )
         for bank in banks
@@ -377,7 +390,7 @@ def test_several_ledgers_are_countersigned_at_once_and_remembered_in_one_transac
     monkeypatch.setattr(Table, "transaction", lambda self: (transactions.append(None), transaction(self))[1])
     signature = peer.memory.countersign(stated, signer=peer.identity)
     assert len(transactions) == 1
-    peer.identity.public.verify(countersigned(hashes_of([statement.data for statement in stated])), signature)
+    peer.identity.public.verify(countersigned(context_of(0), hashes_of({each.owner: each.data for each in stated})), signature)
     for statement in stated:
         assert peer.memory.known_rows(statement.owner, statement.population) == statement.rows
 
@@ -388,29 +401,41 @@ def test_a_party_signs_its_own_head_with_those_of_others_and_does_not_remember_i
         consortium.banks[name].spend(0)
     stated = statements_of(consortium, 0, "bank_a", "bank_b")
     signature = peer.memory.countersign(stated, signer=peer.identity)
-    peer.identity.public.verify(countersigned(hashes_of([statement.data for statement in stated])), signature)
+    peer.identity.public.verify(countersigned(context_of(0), hashes_of({each.owner: each.data for each in stated})), signature)
     assert peer.memory.known_rows("bank_a", "bank_a") == 2
     assert peer.memory.known_rows("bank_b", "bank_b") is None
 
 
 def test_one_countersignature_holds_for_every_owner_and_for_no_other_set_of_heads(consortium: Consortium) -> None:
     peer = consortium.banks["bank_c"]
-    owners = [consortium.banks[name] for name in ("bank_a", "bank_b")]
-    for owner in owners:
-        owner.spend(0)
+    for name in ("bank_a", "bank_b"):
+        consortium.banks[name].spend(0)
     stated = statements_of(consortium, 0, "bank_a", "bank_b")
-    shown = [statement.data for statement in stated]
+    shown = {statement.owner: statement.data for statement in stated}
     answers = [(peer.identity.public, peer.memory.countersign(stated, signer=peer.identity))]
-    for owner, own in zip(owners, shown, strict=True):
+    for name, own in shown.items():
+        owner = consortium.banks[name]
         where = {"owner": owner.identity.public, "context": context_of(0)}
         rows = owner.ledger.rows()
-        for other in ([own], shown[::-1], [*shown, own]):
-            record(owner.ledger, own, answers, shown=other, **where)
+        others = {other: statement for other, statement in shown.items() if other != name}
+        exchanged = dict(zip(others, [own], strict=True))
+        for other in ({name: own}, dict(reversed(shown.items())), shown | {"bank_c": own}, {name: own} | exchanged):
+            record(owner.ledger, answers, shown=other, **where)
             assert owner.ledger.rows() == rows
         with pytest.raises(ValueError, match="expected the owner's statement among those of the round; nothing was recorded"):
-            record(owner.ledger, own, answers, shown=[statement for statement in shown if statement != own], **where)
-        record(owner.ledger, own, answers, shown=shown, **where)
+            record(owner.ledger, answers, shown=others, **where)
+        record(owner.ledger, answers, shown=shown, **where)
         assert owner.ledger.countersigned("bank_c") == len(rows)
+
+
+def test_a_countersignature_is_for_one_round(one: tuple[Bank, bytes], consortium: Consortium) -> None:
+    bank, statement = one
+    peer = consortium.banks["bank_b"]
+    hashes = hashes_of({"bank_a": statement})
+    answer = ask(bank, peer, statement)
+    peer.identity.public.verify(countersigned(context_of(0), hashes), answer)
+    with pytest.raises(InvalidMessageError):
+        peer.identity.public.verify(countersigned(context_of(1), hashes), answer)
 
 
 def test_what_a_ledger_keeps_is_enough_to_verify_its_countersignatures(consortium: Consortium) -> None:
@@ -421,12 +446,13 @@ def test_what_a_ledger_keeps_is_enough_to_verify_its_countersignatures(consortiu
         kept = [json.loads(row) for (row,) in connection.execute("SELECT body FROM rows ORDER BY number")]
     (row,) = [row for row in kept if row["kind"] == "countersign"]
     statement, hashes = bytes.fromhex(row["statement"]), [bytes.fromhex(text) for text in row["statements"]]
-    stated = read_statement(statement, owner=bank.identity.public, context=bytes.fromhex(row["context"]))
+    context = bytes.fromhex(row["context"])
+    stated = read_statement(statement, owner=bank.identity.public, population="bank_a", context=context)
     assert (stated.rows, stated.head.hex()) == (row["rows"], row["head"])
-    assert hashes_of([statement])[0] in hashes
+    assert hashes_of({"bank_a": statement})[0] in hashes
     assert set(row["by"]) == {"bank_b", "bank_c"}
     for name, signature in row["by"].items():
-        consortium.banks[name].identity.public.verify(countersigned(hashes), bytes.fromhex(signature))
+        consortium.banks[name].identity.public.verify(countersigned(context, hashes), bytes.fromhex(signature))
 
 
 def test_one_ledger_that_was_set_back_has_none_remembered(consortium: Consortium, tmp_path: Path) -> None:

@@ -320,15 +320,13 @@ class Session:
     def statement(self) -> Target:
         """The head of a ledger, signed by its owner."""
         owner = self.banks[0]
-        body = (
-            b"privfed ledger head v1\x00\x06bank_0\x00\x08accounts" + bytes(32) + bytes(8) + bytes(32) + (1).to_bytes(8, "big") + bytes(32)
-        )
+        context, head = bytes(32), b"privfed ledger head v2\x00\x06bank_0\x00\x08accounts" + bytes(32)
 
         def run(data: bytes) -> None:
             with suppress(PrivFedError):
-                read_statement(data + owner.sign(data), owner=owner.public, context=bytes(32))
+                read_statement(data + owner.sign(head + data), owner=owner.public, population="accounts", context=context)
 
-        return Target(run=run, samples=(body,))
+        return Target(run=run, samples=(bytes(8) + bytes(32) + bytes(32),))
 
     def chunk(self, *, fresh: bool) -> Target:
         """A ciphertext, past every signature."""

@@ -325,6 +325,18 @@ def unknown_zip() -> bytes:
         (b"7z\xbc\xaf\x27\x1c" + bytes(100), "7z archives are not opened"),
         (b"Rar!\x1a\x07\x01\x00" + bytes(100), "rar archives are not opened"),
     ],
+    ids=[
+        "encrypted zip",
+        "unknown zip",
+        "gzip cut",
+        "gzip damaged",
+        "bz2 cut",
+        "bz2 damaged",
+        "xz cut",
+        "zstd",
+        "7z",
+        "rar",
+    ],  # random bytes in names would differ from worker to worker
 )
 def test_what_cannot_be_looked_into_is_said(tmp_path: Path, data: bytes, reason: str) -> None:
     (tmp_path / "file").write_bytes(data)

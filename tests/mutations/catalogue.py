@@ -115,6 +115,13 @@ CATALOGUE: tuple[Mutation, ...] = (
         ("tests/training/test_randomness.py",),
     ),
     Mutation(
+        "a forked process goes on with what was drawn before",
+        "privfed/training/randomness.py",
+        "if not drawn or os.getpid() != process:",
+        "if not drawn:",
+        ("tests/training/test_randomness.py",),
+    ),
+    Mutation(
         "noise in multiples of another norm than was clipped to",
         "privfed/training/dpsgd.py",
         "norm = gradients.max_grad_norm = optimizer.max_grad_norm = min(",
@@ -411,8 +418,8 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "squares of float32 may underflow (compiled)",
         "privfed/training/compiled.py",
-        "            if float(longest) <= self._longest:",
-        "            if float(norms.max()) <= 3.4e38:",
+        "if float(longest) <= self._longest else None",
+        "if float(norms.max()) <= 3.4e38 else None",
         ("tests/training/test_compiled.py",),
     ),
     Mutation(
@@ -663,7 +670,7 @@ CATALOGUE: tuple[Mutation, ...] = (
     Mutation(
         "a model may move its own weights in a step",
         "privfed/training/dpsgd.py",
-        "        _check_unmoved(weights, known, places, parameters)\n",
+        "        _check_unmoved(bits, known, places, parameters)\n",
         "",
         ("tests/training/test_memory.py",),
     ),

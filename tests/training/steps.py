@@ -13,7 +13,7 @@ from privfed.training.loss import PerSampleLoss, binary_cross_entropy
 from privfed.training.mechanism import DpSgd, TrainingMechanism
 from privfed.training.model import mlp, values_of
 from privfed.training.objective import Correction
-from privfed.training.randomness import OperatingSystemRandomness, Randomness
+from privfed.training.randomness import OperatingSystemRandomness, Randomness, _SeededRandomness
 
 ONE_STEP = DpSgd(
     noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1.0, expected_batch_size=1, steps=1, learning_rate=1.0, max_records=2000
@@ -52,14 +52,30 @@ class Counting(Randomness):
     def _stream(self, count: int) -> bytes:
         return self.source._stream(count)
 
-    def normal(self, count: int) -> NDArray[np.float64]:
-        self.noise_draws += 1
-        return super().normal(count)
+    def normal_vectors(self, size: int, *, count: int) -> Iterator[NDArray[np.float64]]:
+        for noise in super().normal_vectors(size, count=count):
+            self.noise_draws += 1
+            yield noise
 
     def poisson_batches(self, records: int, *, sample_rate: float, steps: int) -> Iterator[NDArray[np.int64]]:
         for batch in super().poisson_batches(records, sample_rate=sample_rate, steps=steps):
             self.batch_sizes.append(len(batch))
             yield batch
+
+
+class StepByStep(Randomness):
+    """Reproducible, and the noise of the first steps is the same however many follow: no more is drawn than the next step takes."""
+
+    private = False
+
+    def __init__(self, seed: int) -> None:
+        self.source = _SeededRandomness(seed)
+
+    def _stream(self, count: int) -> bytes:
+        return self.source._stream(count)
+
+    def normal_vectors(self, size: int, *, count: int) -> Iterator[NDArray[np.float64]]:
+        return (self.normal(size) for _ in range(count))
 
 
 def samples_of(features: NDArray[np.float64], labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None) -> Samples:

@@ -86,6 +86,19 @@ def test_the_compiled_sum_equals_that_of_hooks_to_1e_6(compiled: CompiledSum, co
     assert clipped.norms.tolist() == pytest.approx(expected.norms.tolist(), rel=1e-5)
 
 
+@pytest.mark.parametrize("count", [0, 1, 63, 100, CAPACITY, CAPACITY + 1, 2 * CAPACITY])
+def test_batches_that_are_chosen_in_whole_passes_have_the_compiled_sum_of_their_records_bit_for_bit(
+    compiled: CompiledSum, count: int
+) -> None:
+    ours, _, _ = sums(compiled)
+    features, labels = records(2 * CAPACITY)
+    chosen = torch.from_numpy(ours.whole_blocks(np.arange(count)))
+    whole, expected = ours.sum(features[chosen], labels[chosen], count=count), ours.sum(features[:count], labels[:count])
+    assert torch.equal(whole.values, expected.values)
+    assert torch.equal(whole.norms, expected.norms)
+    assert len(whole.norms) == count
+
+
 def in_float64(pieces: CompiledBookKeeping, features: torch.Tensor, labels: torch.Tensor, *, max_grad_norm: float) -> ClippedSum:
     """Clips and adds up what the compiled function says of each record alone, one by one."""
     total, norms, zeroed = torch.zeros(pieces.size, dtype=torch.float64), [], 0

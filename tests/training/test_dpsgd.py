@@ -27,7 +27,7 @@ from privfed.training.model import layout_of, values_of
 from privfed.training.objective import Correction, FedProx
 from privfed.training.randomness import OperatingSystemRandomness, Randomness, _SeededRandomness
 from privfed.update import PlainVector
-from tests.training.steps import ONE_STEP, Counting, Silent, samples_of, seeded, table, update
+from tests.training.steps import ONE_STEP, Counting, Silent, StepByStep, samples_of, seeded, table, update
 
 torch.set_num_threads(1)
 
@@ -621,8 +621,8 @@ def test_a_correction_sees_noised_weights_only_and_the_start_as_it_was_loaded() 
             seen.append((weights.clone(), start.clone()))
             return torch.zeros_like(weights)
 
-    update(module, samples, replace(ONE_STEP, steps=2), correction=Watching(), randomness=_SeededRandomness(1))
-    single = update(module, samples, ONE_STEP, randomness=_SeededRandomness(1))
+    update(module, samples, replace(ONE_STEP, steps=2), correction=Watching(), randomness=StepByStep(1))
+    single = update(module, samples, ONE_STEP, randomness=StepByStep(1))
     start = values_of(module).values
     assert all(given.tolist() == start.tolist() for _, given in seen)
     assert seen[0][0].tolist() == start.tolist()

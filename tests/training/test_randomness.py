@@ -228,6 +228,51 @@ def test_a_process_that_is_forked_between_two_batches_draws_its_own() -> None:
     assert theirs != next(batches).tobytes()
 
 
+@pytest.mark.parametrize(("size", "count"), [(1, 7), (4000, 19), (70_000, 2), (0, 3)])
+def test_there_are_as_many_vectors_of_noise_as_asked_for_and_no_number_comes_twice(size: int, count: int) -> None:
+    vectors = list(OperatingSystemRandomness().normal_vectors(size, count=count))
+    assert [vector.shape for vector in vectors] == [(size,)] * count
+    # Two of n numbers of some 50 random bits are equal with a probability below n^2 / 2^50.
+    assert len(np.unique(np.concatenate(vectors))) == size * count
+
+
+def test_vectors_of_noise_are_standard_normal_each_and_independent_of_each_other() -> None:
+    vectors = np.stack(list(_SeededRandomness(8).normal_vectors(2000, count=50)))
+    assert normal_p(vectors.ravel(), scale=1.0) > SURE
+    assert normal_p(vectors.ravel(), scale=2 / 3) < SURE
+    assert normal_p(vectors.ravel(), scale=3 / 2) < SURE
+
+    def worst_z(rows: NDArray[np.float64]) -> float:
+        return float(np.abs((rows @ rows.T / np.sqrt(rows.shape[1]))[np.triu_indices(len(rows), k=1)]).max())
+
+    # 1225 pairs, as above.
+    assert worst_z(vectors) < PAIR_LIMIT
+    assert worst_z(np.concatenate([vectors, vectors[:1]])) > PAIR_LIMIT
+
+
+def test_a_vector_of_noise_may_be_changed_in_place_and_no_other_changes() -> None:
+    expected = [vector.copy() for vector in _SeededRandomness(9).normal_vectors(5, count=4)]
+    for vector, known in zip(_SeededRandomness(9).normal_vectors(5, count=4), expected, strict=True):
+        assert vector.tolist() == known.tolist()
+        vector[:] = np.nan
+
+
+def test_a_process_that_is_forked_between_two_vectors_of_noise_draws_its_own() -> None:
+    vectors = OperatingSystemRandomness().normal_vectors(8, count=40)
+    next(vectors)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, next(vectors).tobytes())
+        os._exit(0)
+    os.close(writer)
+    theirs = os.read(reader, 64)
+    os.close(reader)
+    os.waitpid(child, 0)
+    assert len(theirs) == 64
+    assert theirs != next(vectors).tobytes()
+
+
 def test_a_rate_of_one_takes_every_record_and_a_tiny_rate_none() -> None:
     randomness = OperatingSystemRandomness()
     assert batch(randomness, 7, sample_rate=1.0).tolist() == list(range(7))
