@@ -8,8 +8,8 @@ from privfed.errors import OpeningRefusedError
 from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.trust import EscrowTrust
-from privfed.wire import encode_approval, read_digest
 from privfed.wire_commit import check_committed
+from privfed.wire_digest import encode_approval, read_digest
 
 Witness = Callable[[Mapping[str, bytes]], bytes]
 """Countersigns the heads of ledgers: from the statements of all participants, by owner, to one signature under them, or a refusal."""
@@ -76,7 +76,7 @@ def approve(
             allow the opening.
         AlreadyOpenedError: If the round is promised to another digest, of this attempt or another one.
         LedgerTamperedError: If another participant's ledger was set back; nothing was approved.
-        PrivFedError: As `wire.read_digest`, and as `answer`.
+        PrivFedError: As `wire_digest.read_digest`, and as `answer`.
     """
     if context.agreement.populations and witness is None:
         raise ValueError("expected a witness of the ledgers that the agreement names; nothing was approved")

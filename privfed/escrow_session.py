@@ -11,7 +11,8 @@ from privfed.he.escrow import HolderKey
 from privfed.identity import Identity
 from privfed.keys.party import Party
 from privfed.protect import Protected, protect
-from privfed.session import ClientSession, agreed_trust, outbox_name
+from privfed.session import ClientSession, outbox_name
+from privfed.session_checks import agreed_trust
 from privfed.trust import EscrowTrust
 from privfed.update import PlainVector, Update
 from privfed.wire_commit import decode_commitments, encode_commitment

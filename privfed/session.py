@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from privfed.aggregation.rules import CumulativeRule
 from privfed.agreement import Agreement, RoundContext
@@ -11,29 +11,26 @@ from privfed.approval import Answer, approve
 from privfed.client import Trainer
 from privfed.contribution.scores import Scores, ScoreStore
 from privfed.digest import RoundDigest, hash_message
-from privfed.dp.countersign import HeadMemory, HeadStatement, read_statement
+from privfed.dp.countersign import HeadMemory
 from privfed.errors import (
-    AgreementMismatchError,
     DamagedFileError,
     HistoryMismatchError,
     InvalidMessageError,
     LayoutMismatchError,
-    LedgerError,
     OpeningRefusedError,
     PrivFedError,
-    TamperedAggregateError,
 )
 from privfed.files import FolderLock, make_folder, sweep
 from privfed.identity import Identity
 from privfed.journal import Journal
 from privfed.keys.chain import KeyChain
-from privfed.keys.party import Party
 from privfed.protect import Protected, protect, round_key
+from privfed.session_checks import HEADS, JOURNAL, check_agreed, check_charged, check_complete, check_same_rounds
+from privfed.session_heads import LedgerHeads
 from privfed.spool import Spool
 from privfed.state import ModelState, ModelStore
-from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import Aggregate, PlainVector, Update
-from privfed.wire import MAX_STATEMENT_BYTES, decode_upload, encode_abort, encode_setup, encode_upload, upload_statement
+from privfed.wire import decode_upload, encode_abort, encode_setup, encode_upload, upload_statement
 from privfed.wire_approved import SignedHeads
 from privfed.wire_products import encode_coefficients
 
@@ -41,9 +38,6 @@ if TYPE_CHECKING:
     from privfed.he.secret import RoundKey, SharedKey
 
 
-_ROOM_BYTES = 4096
-_JOURNAL = "journal.sqlite"
-_HEADS = "heads.sqlite"
 _SCORES = "scores.json"
 
 
@@ -85,7 +79,7 @@ class ClientSession:
         start: PlainVector,
         directory: Path,
     ) -> None:
-        _check_agreed(agreement, identity=identity, trainer=trainer, keys=keys, start=start)
+        check_agreed(agreement, identity=identity, trainer=trainer, keys=keys, start=start)
         make_folder(directory)
         with ExitStack() as stack:
             lock = FolderLock(directory)
@@ -99,13 +93,14 @@ class ClientSession:
                 sweep(folder)
             self._store = ModelStore(directory / "model.npz", layout=agreement.layout)
             stored = self._store.load()
-            _check_complete(directory, used=stored is not None or bool(self._outbox.names("")))
+            check_complete(directory, used=stored is not None or bool(self._outbox.names("")))
             self._state = stored or ModelState(values=start)
             trainer.remember(directory, rounds=self._state.rounds)
             self._round_key: tuple[bytes, RoundKey] | None = None
-            self._heads = HeadMemory(directory / _HEADS)  # before the journal: see `_check_complete`
-            self.journal = Journal(directory / _JOURNAL)
-            self._check_openings()
+            memory = HeadMemory(directory / HEADS)  # before the journal: see `check_complete`
+            self._heads = LedgerHeads(trainer=trainer, identity=identity, memory=memory)
+            self.journal = Journal(directory / JOURNAL)
+            check_same_rounds(self.journal, self._state, session=agreement.session, name=self.name)
             rule = agreement.rule
             self._scores = ScoreStore(directory / _SCORES, rule=rule.name) if isinstance(rule, CumulativeRule) else None
             self._erase_stored()
@@ -174,7 +169,7 @@ class ClientSession:
                     "the outbox back, or leave this client out of the round"
                 )
             self._check_ready(context)
-            self._check_statement_fits(context)
+            self._heads.check_fits(context)
             try:
                 self._outbox.put(name, self._new_upload(context, place))
             except BaseException:
@@ -186,7 +181,7 @@ class ClientSession:
     def _new_upload(self, context: RoundContext, place: Mapping[str, Any]) -> bytes:
         update = self._trainer.train(self._state.values, **place)
         protected = self._protect(update, context)
-        return encode_upload(context, self._identity, protected.update, statement=self._state_head(context))
+        return encode_upload(context, self._identity, protected.update, statement=self._heads.statement(context))
 
     def _protect(self, update: Update[PlainVector], context: RoundContext) -> Protected:
         return protect(update, context, round_key=self.round_key(context), weight=self._trainer.weight)
@@ -194,44 +189,13 @@ class ClientSession:
     def _check_ready(self, context: RoundContext) -> None:
         """For what must be there before a client trains."""
 
-    def _state_head(self, context: RoundContext) -> bytes:
-        peers = tuple(peer for peer in context.agreement.roster.names if peer != self.name)
-        return self._trainer.state_head(self._identity, context=context.digest, peers=peers)
-
-    def _check_statement_fits(self, context: RoundContext) -> None:
-        # The charge of this round adds a row or two.
-        if len(self._state_head(context)) > MAX_STATEMENT_BYTES - _ROOM_BYTES:
-            raise LedgerError(
-                f"the ledger of {self.name!r} has more rows that some peer never countersigned than one message shows; nothing was "
-                "charged; begin a new session with peers that hold them, or use another ledger"
-            )
-
     def check_charges(self) -> None:
         """Refuses a ledger that does not know of an upload in the outbox: it was lost, or is an older copy. For who opens a folder anew.
 
         Raises:
             LedgerError: If it does not; nothing was done.
         """
-        if self._trainer.population is None:
-            return
-        session = self._agreement.session.hex()
-        for file in self._outbox.names(f"{session}-"):
-            number, attempt, *more = file.split("-")
-            if not more and not self._trainer.has_charged(session=self._agreement.session, round=int(number), attempt=int(attempt)):
-                raise LedgerError(
-                    f"the ledger of {self.name!r} does not hold the charge of round {number}, for which an upload is in its folder: it was "
-                    "lost, or is an older copy; nothing was done; put it back as it was last. A new one would forget what was spent"
-                )
-
-    def _check_openings(self) -> None:
-        """Refuses a journal and a model that are not of the same time: one of them was lost, or is an older copy."""
-        opened = self.journal.opened(self._agreement.session)
-        finished = {number for number, done in opened.items() if done}
-        if not finished <= set(self._state.rounds) <= opened.keys():
-            raise DamagedFileError(
-                f"the journal and the model of {self.name!r} do not hold the same rounds: one of them is an older copy or was lost; "
-                "nothing was done; put back both as they were last, or join a new session in a new folder"
-            )
+        check_charged(self._trainer, self._outbox, session=self._agreement.session)
 
     def _check_stored(self, context: RoundContext, data: bytes) -> None:
         try:
@@ -264,7 +228,7 @@ class ClientSession:
             upload_hash=hash_message(upload),
             journal=self.journal,
             statement=upload_statement(upload, context),
-            witness=lambda statements: self._countersign(context, statements),
+            witness=lambda statements: self._heads.countersign(context, statements),
             answer=self._answer(context),
             committed=self._committed(context),
         )
@@ -292,16 +256,6 @@ class ClientSession:
     def _committed(self, context: RoundContext) -> Mapping[str, bytes] | None:  # noqa: ARG002 (for subclasses)
         return None
 
-    def _countersign(self, context: RoundContext, statements: Mapping[str, bytes]) -> bytes:
-        stated: list[HeadStatement] = []
-        for name, statement in statements.items():
-            owner, population = context.agreement.roster.client(name), context.agreement.populations[name]
-            try:
-                stated.append(read_statement(statement, owner=owner, population=population, context=context.digest))
-            except InvalidMessageError as error:
-                raise OpeningRefusedError(f"{name!r} stated no valid head of its ledger; nothing was approved; leave it out") from error
-        return self._heads.countersign(stated, signer=self._identity)
-
     def check_heads(self, context: RoundContext, heads: SignedHeads) -> None:
         """Refuses an aggregate that says of this client's ledger what it never said, or what its ledger does not hold any more.
 
@@ -310,12 +264,10 @@ class ClientSession:
             InvalidMessageError, LedgerError: As `countersign.check_stated`.
         """
         statement = heads.statements.get(self.name)
-        if statement is None:
-            return
-        name = outbox_name(context)
-        if self._outbox.has(name) and upload_statement(self._outbox.get(name), context) != statement:
-            raise TamperedAggregateError
-        self._trainer.check_head(statement, owner=self._identity.public, context=context.digest)
+        if statement is not None:
+            name = outbox_name(context)
+            sent = upload_statement(self._outbox.get(name), context) if self._outbox.has(name) else None
+            self._heads.check(context, statement, sent=sent)
 
     def abort(self, context: RoundContext) -> bytes:
         """The message that tells the server that this client did not open the aggregate, and not why."""
@@ -323,10 +275,7 @@ class ClientSession:
 
     def keep_countersignatures(self, context: RoundContext, heads: SignedHeads) -> None:
         """Records in this client's ledger which peers countersigned its head in an opened round. One that is none is left out."""
-        if self.name in heads.statements:
-            signed = ((peer, heads.countersignatures.get(peer.name)) for peer in context.agreement.roster.clients)
-            answers = [(peer, signature) for peer, signature in signed if signature is not None and peer.name != self.name]
-            self._trainer.record_head(answers, shown=heads.statements, owner=self._identity.public, context=context.digest)
+        self._heads.keep(context, heads)
 
     def check_history(self, context: RoundContext) -> None:
         """Refuses a round that builds on other rounds than this client has opened, or is not later than all of them.
@@ -372,67 +321,6 @@ class ClientSession:
         if isinstance(self._keys, KeyChain) and self._state.rounds:
             self._round_key = None
             self._keys.erase_through(self._state.rounds[-1])
-
-
-_Trust = TypeVar("_Trust", ThresholdTrust, EscrowTrust)
-
-
-def agreed_trust(kind: type[_Trust], *, party: Party, identity: Identity, agreement: Agreement) -> _Trust:
-    """The trust mode of a session, if it is of this kind, and names the keys of this client.
-
-    Args:
-        kind: What the client can take part in.
-        party: Its keys. Secret.
-        identity: Its signing key.
-        agreement: What the session agreed on.
-
-    Raises:
-        AgreementMismatchError: If it is not, or does not, or the keys belong to another identity. Nothing was done.
-    """
-    trust = agreement.trust
-    if not isinstance(trust, kind) or trust.encryption_keys.get(party.name) != party.public.encryption_key:
-        raise AgreementMismatchError(
-            f"{party.name!r} has another encryption key or trust mode than the agreement names for it; nothing was done; begin with "
-            "what was agreed, or agree anew"
-        )
-    if party.public.identity != identity.public:
-        raise AgreementMismatchError(f"the keys of {party.name!r} belong to another identity; nothing was done")
-    return trust
-
-
-def _check_agreed(
-    agreement: Agreement, *, identity: Identity, trainer: Trainer, keys: "SharedKey | KeyChain | None", start: PlainVector
-) -> None:
-    name = identity.name
-    agreed = {
-        "client": trainer.name == name,
-        "trust mode": (keys is None) is (agreement.trust is not None),
-        "shared key": not isinstance(keys, KeyChain) or keys.belongs_to(agreement.session, agreement.roster.digest),
-        "identity": identity.public in agreement.roster.clients,
-        "start": start.digest == agreement.start,
-        "layout of the model": trainer.layout == start.layout == agreement.layout,
-        "encryption parameters": trainer.params == agreement.params,
-        "weight": agreement.private_weights is not None or agreement.weights.get(name) == trainer.weight,
-        "privacy ledger": agreement.populations.get(name) == trainer.population,
-        "silo noise": trainer.silo == agreement.silo,
-    }
-    if differing := [part for part, same in agreed.items() if not same]:
-        raise AgreementMismatchError(
-            f"{name!r} has another {' and another '.join(differing)} than the agreement names for it; nothing was done; begin with what "
-            "was agreed, or agree anew"
-        )
-
-
-def _check_complete(directory: Path, *, used: bool) -> None:
-    journal, heads = directory / _JOURNAL, directory / _HEADS
-    missing = [path.name for path in (journal, heads) if not path.exists()]
-    # A crash while the folder was being made leaves heads without a journal, and nothing in them.
-    begun = heads.exists() and not HeadMemory(heads).empty
-    if missing and (used or begun or journal.exists()):
-        raise DamagedFileError(
-            f"{' and '.join(missing)} are missing beside the uploads or the model of {directory.name!r}; nothing was done; a client that "
-            "forgot what it promised may be talked into a second opening: put the files back, or join a new session in a new folder"
-        )
 
 
 def outbox_name(context: RoundContext) -> str:

@@ -11,7 +11,8 @@ from privfed.he.threshold_secret import SummandKey
 from privfed.identity import Identity
 from privfed.keys.party import Party
 from privfed.protect import Protected, protect
-from privfed.session import ClientSession, agreed_trust, outbox_name
+from privfed.session import ClientSession, outbox_name
+from privfed.session_checks import agreed_trust
 from privfed.sharing import answer, check_shares, deal
 from privfed.trust import ThresholdTrust
 from privfed.update import PlainVector, Update

@@ -3,9 +3,10 @@
 SETUP      client -> server     nothing: the key id in the frame says it; where the server multiplies uploads, the round's public key
 UPLOAD     client -> server     the head of the client's privacy ledger, the encrypted update, and its sealed tags if keys are shared; in
                                 `EscrowKey` mode the update is sealed to the key holder
-DIGEST     server -> clients    who takes part, with which coefficients, by which rule, hashes of the uploads; the heads
+DIGEST     server -> clients    who takes part, with which coefficients, by which rule, hashes of the uploads; the heads: see
+                                `privfed.wire_digest`
 APPROVAL   client -> server     the hash of the digest; where participants keep ledgers, one countersignature of all their heads; in
-                                `ThresholdKey` mode the sum of the client's shares
+                                `ThresholdKey` mode the sum of the client's shares; see `privfed.wire_digest`
 HOLDER_KEY key holder -> clients in `EscrowKey` mode, before the setup: its public keys of the attempt; see `privfed.wire_escrow`
 COMMIT     client -> server     in `EscrowKey` mode, before the upload: its hash; see `privfed.wire_commit`
 AGGREGATE  server -> openers    the digest, the approvals, the abridged uploads, the encrypted sum: see `privfed.wire_aggregate`
@@ -14,12 +15,10 @@ COEFFICIENTS client -> server   what the rule made of them
 ABORT      client -> server     the word "abort": that it did not open the aggregate, and not why
 """
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import cast
 
-from privfed.agreement import DIGEST_BYTES, RoundContext
-from privfed.digest import COEFFICIENT_BYTES, COUNT_BYTES, RoundDigest
+from privfed.agreement import RoundContext
 from privfed.errors import InvalidMessageError, RoundMismatchError
 from privfed.he.additive import CkksVector, check_chunk
 from privfed.he.codec import unpack_public_key
@@ -27,7 +26,7 @@ from privfed.he.escrow import SealedVector
 from privfed.he.params import KEY_ID_BYTES
 from privfed.he.threshold import OnePolynomialVector, unpack_polynomial
 from privfed.identity import SIGNATURE_BYTES, Identity
-from privfed.message import MAX_TEXT_BYTES, Kind, Reader, seal, unseal
+from privfed.message import Kind, Reader, seal, unseal
 from privfed.trust import EscrowTrust
 from privfed.update import Update
 
@@ -37,9 +36,7 @@ UploadVector = CkksVector | OnePolynomialVector | SealedVector
 """An encrypted update as it travels in an upload, by the trust mode of the session."""
 AnyUpdate = Update[CkksVector] | Update[OnePolynomialVector] | Update[SealedVector]
 
-_NO_HEADS: Mapping[str, bytes] = MappingProxyType({})
 _ABORT = b"abort"
-_MAX_ENTRY_BYTES = 1 + MAX_TEXT_BYTES + COEFFICIENT_BYTES + DIGEST_BYTES
 
 
 def encode_setup(context: RoundContext, identity: Identity, key_id: bytes, public_key: bytes = b"") -> bytes:
@@ -106,7 +103,7 @@ def encode_upload(context: RoundContext, identity: Identity, update: AnyUpdate, 
         raise ValueError(
             "expected a fresh vector with the layout and the parameters of the session, in the form of its trust mode, got another"
         )
-    if not _right_statement(statement, identity.name, context):
+    if not right_statement(statement, identity.name, context):
         raise ValueError(
             f"expected a statement of at most {MAX_STATEMENT_BYTES} bytes of whoever keeps an agreed ledger, and of nobody else; "
             f"got {len(statement)} bytes of {identity.name!r}"
@@ -130,7 +127,7 @@ def decode_upload(data: bytes, context: RoundContext, key_id: bytes) -> Update[U
     check_key(frame.sender, frame.key_id, key_id)
     reader = Reader(frame.payload)
     statement = reader.take(max(0, len(frame.payload) - update_size - LENGTH_BYTES))
-    if reader.integer(LENGTH_BYTES) != len(statement) or not _right_statement(statement, frame.sender, context):
+    if reader.integer(LENGTH_BYTES) != len(statement) or not right_statement(statement, frame.sender, context):
         raise InvalidMessageError
     chunks = read_chunks(reader, agreement.upload_chunk_sizes)
     sealed_tags = reader.take(agreement.upload_tags_bytes)
@@ -185,136 +182,6 @@ def upload_chunk(length: int, context: RoundContext, index: int) -> slice:
     return slice(start, start + sizes[index])
 
 
-def encode_digest(context: RoundContext, identity: Identity, digest: RoundDigest, statements: Mapping[str, bytes] = _NO_HEADS) -> bytes:
-    """The server's announcement.
-
-    Args:
-        context: Agreement, round and attempt.
-        identity: The roster's server.
-        digest: What will be summed.
-        statements: `upload_statement` of each participant's upload, where there is one, by name.
-
-    Raises:
-        ValueError: If the identity is not the roster's server.
-    """
-    parts = (statements.get(name, b"") for name in digest.participants)
-    heads = b"".join(len(part).to_bytes(LENGTH_BYTES, "big") + part for part in parts)
-    return seal(context, identity, Kind.DIGEST, key_id=digest.key_id, payload=digest.payload + heads)
-
-
-def decode_digest(data: bytes, context: RoundContext, key_id: bytes) -> RoundDigest:
-    """The announcement in a digest message. Participants are pinned, each is named once.
-
-    Raises:
-        RoundMismatchError: If it is authentic and speaks of another key than `key_id`.
-        PrivFedError: As `message.unseal`.
-    """
-    return read_digest(data, context, key_id)[0]
-
-
-def read_digest(data: bytes, context: RoundContext, key_id: bytes) -> tuple[RoundDigest, Mapping[str, bytes]]:
-    """What `decode_digest` gives, and the heads of the ledgers of those participants that keep one, by name. Each is signed by its owner.
-
-    Raises:
-        PrivFedError: As `decode_digest`.
-    """
-    frame = unseal(data, context, Kind.DIGEST, max_payload=max_digest_payload(context))
-    check_key(frame.sender, frame.key_id, key_id)
-    reader = Reader(frame.payload)
-    announced = take_digest(reader, context, key_id)
-    reader.end()
-    return announced
-
-
-def take_digest(reader: Reader, context: RoundContext, key_id: bytes) -> tuple[RoundDigest, Mapping[str, bytes]]:
-    """Takes what a digest message says off the front of a payload.
-
-    Raises:
-        InvalidMessageError: If it does not say it.
-    """
-    rule = reader.text()
-    names, coefficients, hashes = list[str](), list[int](), list[bytes]()
-    for _ in range(reader.integer(COUNT_BYTES)):
-        names.append(reader.text())
-        coefficients.append(reader.integer(COEFFICIENT_BYTES))
-        hashes.append(reader.take(DIGEST_BYTES))
-    statements = {name: reader.take(reader.integer(LENGTH_BYTES)) for name in names}
-    named = set(names)
-    if not names or names != [name for name in context.agreement.roster.names if name in named]:
-        raise InvalidMessageError
-    if not all(_right_statement(statement, name, context) for name, statement in statements.items()):
-        raise InvalidMessageError
-    digest = RoundDigest(participants=tuple(names), coefficients=tuple(coefficients), upload_hashes=tuple(hashes), rule=rule, key_id=key_id)
-    return digest, {name: statement for name, statement in statements.items() if statement}
-
-
-def encode_approval(
-    context: RoundContext,
-    identity: Identity,
-    digest: RoundDigest,
-    countersignature: bytes = b"",
-    *,
-    answer: bytes = b"",
-) -> bytes:
-    """A participant's signature under a digest. Only `approval.approve` should ask for it.
-
-    Args:
-        context: Agreement, round and attempt.
-        identity: The participant.
-        digest: What it approves.
-        countersignature: 64 bytes under the heads of all participants that keep a ledger; empty if none does.
-        answer: The client's sum of shares for exactly the participants, if the trust mode has such.
-
-    Raises:
-        ValueError: If the identity is no client of the roster, or a countersignature or an answer is missing or one too many.
-    """
-    if len(answer) != context.agreement.answer_bytes:
-        raise ValueError(f"expected an answer of {context.agreement.answer_bytes} bytes in this trust mode, got {len(answer)}")
-    expected = countersignature_bytes(context, digest)
-    if len(countersignature) != expected:
-        raise ValueError(f"expected a countersignature of {expected} bytes in this round, got {len(countersignature)}")
-    payload = digest.digest(context) + countersignature + answer
-    return seal(context, identity, Kind.APPROVAL, key_id=digest.key_id, payload=payload)
-
-
-def decode_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> str:
-    """Name of the client that approved this digest.
-
-    Raises:
-        RoundMismatchError: If it is authentic and approves another digest.
-        PrivFedError: As `message.unseal`.
-    """
-    return read_approval(data, context, digest)[0]
-
-
-def read_approval(data: bytes, context: RoundContext, digest: RoundDigest) -> tuple[str, bytes]:
-    """What `decode_approval` gives, and the countersignature of the ledgers' heads, if any. The latter is not verified."""
-    countersigned = countersignature_bytes(context, digest)
-    frame = unseal(data, context, Kind.APPROVAL, max_payload=DIGEST_BYTES + countersigned + context.agreement.answer_bytes)
-    check_key(frame.sender, frame.key_id, digest.key_id)
-    reader = Reader(frame.payload)
-    approved = reader.take(DIGEST_BYTES)
-    if approved != digest.digest(context):
-        raise RoundMismatchError(f"{frame.sender!r} approved another digest; its message was dropped and nothing happened")
-    countersignature = reader.take(countersigned)
-    answer = reader.take(context.agreement.answer_bytes)
-    reader.end()
-    if answer:
-        unpack_polynomial(answer, context.agreement.params)
-    return frame.sender, countersignature
-
-
-def countersignature_bytes(context: RoundContext, digest: RoundDigest) -> int:
-    """Bytes of the countersignature in an approval: there is one where a participant keeps a ledger."""
-    return SIGNATURE_BYTES if any(name in context.agreement.populations for name in digest.participants) else 0
-
-
-def approval_answer(data: bytes, context: RoundContext) -> bytes:
-    """The sum of shares in a verified approval message; empty if the trust mode has none."""
-    end = len(data) - SIGNATURE_BYTES
-    return bytes(data[end - context.agreement.answer_bytes : end])
-
-
 def encode_abort(context: RoundContext, identity: Identity, key_id: bytes) -> bytes:
     """A client's word that it did not open the aggregate of a round. It has no room for a reason, which would help who tampers.
 
@@ -338,7 +205,7 @@ def decode_abort(data: bytes, context: RoundContext, key_id: bytes) -> str:
     return frame.sender
 
 
-def _right_statement(statement: bytes, name: str, context: RoundContext) -> bool:
+def right_statement(statement: bytes, name: str, context: RoundContext) -> bool:
     """Whether whoever keeps an agreed ledger, and nobody else, says something of its head, and not too much."""
     return bool(statement) is (name in context.agreement.populations) and len(statement) <= MAX_STATEMENT_BYTES
 
@@ -352,9 +219,3 @@ def check_key(sender: str, key_id: bytes, expected: bytes) -> None:
 def read_chunks(reader: Reader, sizes: Sequence[int]) -> tuple[bytes, ...]:
     """All chunks of a vector of the session, of so many bytes each."""
     return tuple(reader.take(size) for size in sizes)
-
-
-def max_digest_payload(context: RoundContext) -> int:
-    """Most bytes that a digest of this session takes."""
-    clients, statements = len(context.agreement.roster.clients), len(context.agreement.populations) * MAX_STATEMENT_BYTES
-    return 1 + MAX_TEXT_BYTES + COUNT_BYTES + clients * (_MAX_ENTRY_BYTES + LENGTH_BYTES) + statements

@@ -11,7 +11,7 @@ from privfed.agreement import DIGEST_BYTES, RoundContext
 from privfed.digest import COUNT_BYTES, RoundDigest
 from privfed.identity import SIGNATURE_BYTES
 from privfed.message import MAX_TEXT_BYTES, Kind, Reader, attach, detach, write_text
-from privfed.wire import approval_answer, countersignature_bytes, max_digest_payload, read_approval, take_digest
+from privfed.wire_digest import approval_answer, countersignature_bytes, max_digest_payload, read_approval, take_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ it had seen those of the others could take them out of the sum, so that one clie
 from collections.abc import Mapping
 
 from privfed.agreement import DIGEST_BYTES, RoundContext
-from privfed.digest import RoundDigest
+from privfed.digest import COUNT_BYTES, RoundDigest
 from privfed.errors import InvalidMessageError, OpeningRefusedError
 from privfed.identity import Identity
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, seal, unseal
-from privfed.wire import COUNT_BYTES, LENGTH_BYTES, check_key
+from privfed.wire import LENGTH_BYTES, check_key
 
 # In front of the hash, so that no other payload of one hash passes for a commitment.
 _WORD = b"commit"

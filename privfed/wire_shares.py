@@ -8,12 +8,13 @@ SHARES  server -> client             the SHAREs that the clients of the round ma
 from collections.abc import Mapping
 
 from privfed.agreement import RoundContext
+from privfed.digest import COUNT_BYTES
 from privfed.errors import InvalidMessageError
 from privfed.he.threshold import key_id
 from privfed.hpke import SEALED_OVERHEAD_BYTES
 from privfed.identity import Identity
 from privfed.message import MAX_FRAME_BYTES, MAX_TEXT_BYTES, Kind, Reader, seal, unseal, write_text
-from privfed.wire import COUNT_BYTES, LENGTH_BYTES, check_key
+from privfed.wire import LENGTH_BYTES, check_key
 
 
 def sealed_share_bytes(context: RoundContext) -> int:

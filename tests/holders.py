@@ -15,9 +15,10 @@ from privfed.identity import SIGNATURE_BYTES, Identity
 from privfed.message import Kind
 from privfed.trust import EscrowTrust
 from privfed.update import Update
-from privfed.wire import encode_approval, encode_digest, encode_upload
+from privfed.wire import encode_upload
 from privfed.wire_aggregate import SealedSum
 from privfed.wire_commit import encode_commitment, encode_commitments
+from privfed.wire_digest import encode_approval, encode_digest
 from privfed.wire_escrow import decode_holder_key, encode_holder_key, encode_opened, encode_request
 
 

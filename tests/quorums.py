@@ -27,7 +27,8 @@ from privfed.server import Server
 from privfed.sharing import answer, check_shares, deal
 from privfed.trust import ThresholdTrust
 from privfed.update import Layout, PlainVector, Update
-from privfed.wire import encode_digest, encode_upload
+from privfed.wire import encode_upload
+from privfed.wire_digest import encode_digest
 from tests.keys.conftest import new_party
 
 LAYOUT = Layout(names=("weight", "bias"), shapes=((3, 2), (2,)))

@@ -7,7 +7,7 @@ import pytest
 from privfed.approval import approve, check_digest
 from privfed.digest import RoundDigest, hash_message
 from privfed.errors import AlreadyOpenedError, InvalidMessageError, LedgerTamperedError, OpeningRefusedError, RoundMismatchError
-from privfed.wire import decode_approval, decode_digest, encode_digest
+from privfed.wire_digest import decode_approval, decode_digest, encode_digest
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ from privfed.keyholder import KeyHolder
 from privfed.message import Kind
 from privfed.protect import round_key
 from privfed.update import Layout
-from privfed.wire import decode_upload, encode_abort, encode_approval, encode_digest
+from privfed.wire import decode_upload, encode_abort
 from privfed.wire_aggregate import decode_aggregate, encode_aggregate
+from privfed.wire_digest import encode_approval, encode_digest
 
 
 @pytest.fixture

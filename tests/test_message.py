@@ -28,9 +28,10 @@ from privfed.identity import SIGNATURE_BYTES, Identity, PublicIdentity, Roster
 from privfed.message import MAX_FRAME_BYTES, Kind, Reader, attach, detach, seal, write_text
 from privfed.policy import OpeningPolicy
 from privfed.update import Layout
-from privfed.wire import decode_abort, decode_approval, decode_digest, decode_setup, decode_upload, encode_abort, encode_setup
+from privfed.wire import decode_abort, decode_setup, decode_upload, encode_abort, encode_setup
 from privfed.wire_aggregate import decode_aggregate
 from privfed.wire_commit import decode_commitment, decode_commitments, encode_commitment, encode_commitments
+from privfed.wire_digest import decode_approval, decode_digest
 from privfed.wire_escrow import decode_holder_key, decode_opened, decode_request, encode_request
 from privfed.wire_products import decode_coefficients, decode_products
 from privfed.wire_shares import decode_relay, decode_share, encode_relay, encode_share, sealed_share_bytes

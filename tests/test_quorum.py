@@ -35,11 +35,13 @@ from privfed.message import Kind, write_text
 from privfed.message import seal as seal_message
 from privfed.policy import OpeningPolicy
 from privfed.protect import protect
+from privfed.server_sum import encrypted_sum
 from privfed.sharing import answer, check_shares
 from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import PlainVector, Update
-from privfed.wire import approval_answer, decode_approval, decode_digest, decode_upload, encode_approval, encode_upload
+from privfed.wire import decode_upload, encode_upload
 from privfed.wire_aggregate import encode_aggregate
+from privfed.wire_digest import approval_answer, decode_approval, decode_digest, encode_approval
 from privfed.wire_shares import decode_dealt_setup, decode_relay, encode_dealt_setup, encode_relay, encode_share
 from privfed.written_agreement import decode_agreement, encode_agreement
 from tests.keys.conftest import new_party
@@ -213,7 +215,7 @@ def test_an_aggregate_with_too_few_or_repeated_answers_is_not_opened(hold: Hold)
     data = joint.server.aggregate()
     digest = joint.server.close()
     approvals = [joint.approve(name, digest) for name in joint.parties]
-    total = joint.server._sum(joint.server._digest())
+    total = encrypted_sum(joint.server._spool, joint.server._spool.digest())
     for chosen in (approvals[:3], [*approvals[:3], approvals[0]], approvals[::-1]):
         message = encode_aggregate(joint.context, joint.server_identity, digest, chosen, uploads=(), total=total)
         with pytest.raises(OpeningRefusedError, match="expected the answers of 4 participants or more, each once"):

@@ -35,8 +35,9 @@ from privfed.he.product_params import ProductParams
 from privfed.message import Kind, seal
 from privfed.scorer import Scorer
 from privfed.update import Layout
-from privfed.wire import decode_digest, decode_setup, decode_upload, encode_approval, encode_setup, setup_public_key
+from privfed.wire import decode_setup, decode_upload, encode_setup, setup_public_key
 from privfed.wire_aggregate import encode_aggregate
+from privfed.wire_digest import decode_digest, encode_approval
 from privfed.wire_products import decode_coefficients, decode_products, encode_coefficients, encode_products, sketch_seed
 
 RULE = MultiKrum(byzantine=1, keep=3)

@@ -18,10 +18,12 @@ from privfed.he.params import CkksParams
 from privfed.identity import Identity
 from privfed.message import Kind
 from privfed.policy import OpeningPolicy
-from privfed.server import Phase, Server
+from privfed.server import Server
+from privfed.server_spool import Phase
 from privfed.update import Layout
-from privfed.wire import decode_digest, encode_abort, encode_approval, encode_setup
+from privfed.wire import encode_abort, encode_setup
 from privfed.wire_aggregate import decode_aggregate
+from privfed.wire_digest import decode_digest, encode_approval
 
 
 @pytest.fixture

@@ -469,7 +469,7 @@ def test_the_stored_upload_of_another_client_is_not_sent(bank: Bank) -> None:
 def test_a_ledger_whose_head_does_not_fit_into_a_message_is_refused_before_anything_is_charged(
     bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privfed.session.MAX_STATEMENT_BYTES", 4096)
+    monkeypatch.setattr("privfed.session_heads.MAX_STATEMENT_BYTES", 4096)
     with bank.ledger() as ledger:
         with pytest.raises(LedgerError, match="than one message shows; nothing was charged"):
             bank.session(ledger).upload(bank.round())
@@ -611,7 +611,7 @@ def test_a_journal_that_is_lost_beside_remembered_heads_is_not_made_anew(bank: B
         with Ledger.open(other, population="bank_b", budget=Budget(epsilon=1.0, delta=1e-5)) as peer:
             statement = state_head(peer, bank.identities[1], context=bytes(32), peers=("bank_a",))
         stated = read_statement(statement, owner=bank.identities[1].public, population="bank_b", context=bytes(32))
-        session._heads.countersign([stated], signer=bank.identities[0])
+        session._heads.memory.countersign([stated], signer=bank.identities[0])
         (bank.directory / "bank_a" / "journal.sqlite").unlink()
         with pytest.raises(DamagedFileError, match=r"journal\.sqlite are missing beside"):
             bank.session(ledger)

@@ -13,21 +13,9 @@ from privfed.he.params import CkksParams
 from privfed.identity import SIGNATURE_BYTES
 from privfed.message import Kind, seal
 from privfed.update import Layout, PlainVector, Update
-from privfed.wire import (
-    decode_abort,
-    decode_approval,
-    decode_digest,
-    decode_setup,
-    decode_upload,
-    encode_abort,
-    encode_approval,
-    encode_digest,
-    encode_setup,
-    encode_upload,
-    read_digest,
-    upload_chunk,
-)
+from privfed.wire import decode_abort, decode_setup, decode_upload, encode_abort, encode_setup, encode_upload, upload_chunk
 from privfed.wire_aggregate import decode_aggregate, encode_aggregate
+from privfed.wire_digest import decode_approval, decode_digest, encode_approval, encode_digest, read_digest
 
 LARGE = Layout(names=("w",), shapes=((9000,),))
 

@@ -24,9 +24,10 @@ from privfed.protect import round_key
 from privfed.scanner import bytes_hold_key
 from privfed.trust import EscrowTrust, ThresholdTrust
 from privfed.update import Aggregate, PlainVector
-from privfed.wire import decode_approval, decode_digest, decode_setup, decode_upload
+from privfed.wire import decode_setup, decode_upload
 from privfed.wire_aggregate import decode_aggregate
 from privfed.wire_commit import decode_commitment, decode_commitments
+from privfed.wire_digest import decode_approval, decode_digest
 from privfed.wire_escrow import decode_holder_key, decode_opened, decode_request
 from privfed.wire_shares import decode_dealt_setup
 

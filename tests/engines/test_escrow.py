@@ -47,12 +47,14 @@ from privfed.release import open_release
 from privfed.round import run_round
 from privfed.round_record import Stage
 from privfed.server import Server
+from privfed.server_spool import COMMITMENTS
 from privfed.session import outbox_name
 from privfed.training.model import mlp
 from privfed.training.scaffold import Scaffold
 from privfed.update import Update
-from privfed.wire import decode_upload, encode_approval, encode_digest, encode_upload
+from privfed.wire import decode_upload, encode_upload
 from privfed.wire_commit import encode_commitment, encode_commitments
+from privfed.wire_digest import encode_approval, encode_digest
 from privfed.wire_escrow import decode_holder_key, decode_opened, encode_request
 from tests.engines.test_threshold import Crash, Script, crash
 
@@ -591,7 +593,7 @@ def test_a_server_takes_one_commitment_of_each_client_and_the_upload_that_it_nam
                 server.receive_upload(upload)
         server.receive_upload(uploads["bank_0"])
         # Another set in the place of the one that was closed, or none, is not taken for it.
-        path = server._spool.path("commitments")
+        path = server._spool.files.path(COMMITMENTS)
         path.unlink()
         for use in (server.committed, server.close_commitments, lambda: server.receive_upload(uploads["bank_1"])):
             with pytest.raises(DamagedFileError, match="spool of round 0 is damaged"):

@@ -29,9 +29,11 @@ from privfed.message import Kind, seal
 from privfed.protect import protect
 from privfed.release import open_release
 from privfed.server import Server
+from privfed.server_spool import HOLDER_KEY
 from privfed.update import PlainVector, Update
-from privfed.wire import decode_digest, decode_upload, encode_approval, encode_setup, encode_upload
+from privfed.wire import decode_upload, encode_setup, encode_upload
 from privfed.wire_commit import encode_commitment
+from privfed.wire_digest import decode_digest, encode_approval
 from privfed.wire_escrow import decode_holder_key, decode_opened, encode_holder_key
 from tests.engines.test_escrow import terms
 
@@ -241,7 +243,7 @@ def test_a_kept_key_that_was_damaged_is_refused_at_client_server_and_holder(simu
     with pytest.raises(DamagedFileError, match="key holder's key that 'bank_0' kept of round 0 is not what was written; nothing was done"):
         bank.approve(context, digest)
 
-    spooled = server._spool.path("holder_key")
+    spooled = server._spool.files.path(HOLDER_KEY)
     data = spooled.read_bytes()
     for damage in (lambda: spooled.write_bytes(data[:-1]), spooled.unlink):
         damage()

@@ -35,10 +35,12 @@ from privfed.he.threshold import OnePolynomialVector, key_id
 from privfed.he.threshold_key import ThresholdKey
 from privfed.he.threshold_secret import open_sum
 from privfed.keys.party import ENCRYPTION
+from privfed.message import Kind
 from privfed.phases import RoundServer
 from privfed.round import Participant
 from privfed.round_record import Stage
-from privfed.server import Phase, Server
+from privfed.server import Server
+from privfed.server_spool import Phase
 from privfed.threshold_session import ThresholdSession
 from privfed.training.mechanism import NonPrivate
 from privfed.training.scaffold import Scaffold
@@ -341,8 +343,8 @@ def _shifted(server: Server, context: RoundContext) -> bytes:
     # Adding the public encoding of a polynomial shifts what is opened, without any key. A constant's transform is that constant.
     shifted = (words + np.uint64(1 << params.guard_bits)) % np.uint64(params.modulus)
     total = replace(message.total, chunks=(pack_words(shifted, params), *message.total.chunks[1:]))
-    approvals = [server._spool.get(f"approval-{name}") for name in message.approved_by]
-    digest = server._spool.get(Phase.UPLOAD.value)
+    approvals = [server._spool.message(Kind.APPROVAL, name) for name in message.approved_by]
+    digest = server._spool.files.get(Phase.UPLOAD.value)
     return encode_aggregate(context, server._identity, digest, approvals, uploads=(), total=total)
 
 

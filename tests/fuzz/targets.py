@@ -48,21 +48,11 @@ from privfed.protect import round_key
 from privfed.state import ModelState, ModelStore
 from privfed.trust import ThresholdTrust
 from privfed.update import Layout, PlainVector, Update
-from privfed.wire import (
-    decode_abort,
-    decode_approval,
-    decode_digest,
-    decode_setup,
-    decode_upload,
-    encode_abort,
-    encode_approval,
-    encode_digest,
-    encode_setup,
-    encode_upload,
-)
+from privfed.wire import decode_abort, decode_setup, decode_upload, encode_abort, encode_setup, encode_upload
 from privfed.wire_aggregate import decode_aggregate
 from privfed.wire_approved import write_approved
 from privfed.wire_commit import decode_commitment, decode_commitments, encode_commitment, encode_commitments
+from privfed.wire_digest import decode_approval, decode_digest, encode_approval, encode_digest
 from privfed.wire_escrow import decode_holder_key, decode_opened, decode_request, encode_request
 from privfed.wire_products import decode_coefficients, decode_products, encode_coefficients, encode_products
 from privfed.wire_shares import (

@@ -606,9 +606,9 @@ CATALOGUE: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the server takes a public key that not all clients made",
-        "privfed/server.py",
-        "return key_id, setup_public_key(data, self._context)",
-        "return key_id, setup_public_key(self._spool.get(_prefix(Kind.SETUP) + self.received(Kind.SETUP)[0]), self._context)",
+        "privfed/server_spool.py",
+        "return key_id, setup_public_key(data, self.context)",
+        "return key_id, setup_public_key(self.message(Kind.SETUP, self.received(Kind.SETUP)[0]), self.context)",
         ("tests/test_scorer.py",),
     ),
     Mutation(
