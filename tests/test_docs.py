@@ -261,6 +261,6 @@ def test_the_comparison_in_the_readme_has_the_numbers_of_its_page() -> None:
         "float32, unprotected": "float32",
     }
     for title, name in names.items():
-        up, down, client, server, _, opener, _, memory, _, error = (cell.split(" (")[0] for cell in measured[name])
+        up, down, _, _, client, server, _, opener, _, _, memory, _, error = (cell.split(" (")[0] for cell in measured[name])
         assert shown[title][:6] == [up, down, client, server, opener, memory], title
         assert shown[title][6].endswith(error), title
