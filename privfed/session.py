@@ -11,7 +11,7 @@ from privfed.approval import Answer, approve
 from privfed.client import Trainer
 from privfed.contribution.scores import Scores, ScoreStore
 from privfed.digest import RoundDigest, hash_message
-from privfed.dp.countersign import HeadMemory, HeadStatement, read_statement
+from privfed.dp.countersign import HeadMemory, HeadStatement, has_countersigned, read_statement
 from privfed.errors import (
     AgreementMismatchError,
     DamagedFileError,
@@ -239,8 +239,9 @@ class ClientSession:
                 raise InvalidMessageError
         except PrivFedError as error:
             raise DamagedFileError(
-                f"the stored upload of {self.name!r} for round {context.round} is not what was written; nothing was sent; put it back, or "
-                "leave this client out of the round: its model and its ledger are not concerned"
+                f"the stored upload of {self.name!r} for round {context.round} is not what was written; nothing was sent; put it back, "
+                "end the round with the version of privfed that wrote it, or leave this client out of the round: its model and its ledger "
+                "are not concerned"
             ) from error
 
     def approve(self, context: RoundContext, digest: bytes) -> bytes:
@@ -303,12 +304,18 @@ class ClientSession:
         return self._heads.countersign(stated, signer=self._identity)
 
     def check_heads(self, context: RoundContext, heads: SignedHeads) -> None:
-        """Refuses an aggregate that says of this client's ledger what it never said, or what its ledger does not hold any more.
+        """Refuses an aggregate that says of ledgers what was never said, or of this client's what its ledger does not hold any more.
+
+        With statements other than those that the participants signed, their countersignatures would be nobody's, and none recorded.
 
         Raises:
-            TamperedAggregateError: If the statement is not the one that was sent.
+            TamperedAggregateError: If this client's statement is not the one that it sent, or the statements are not those that it
+                countersigned.
             InvalidMessageError, LedgerError: As `countersign.check_stated`.
         """
+        own = heads.countersignatures.get(self.name)
+        if own is not None and not has_countersigned(self._identity.public, own, shown=heads.statements, context=context.digest):
+            raise TamperedAggregateError
         statement = heads.statements.get(self.name)
         if statement is None:
             return
