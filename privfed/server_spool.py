@@ -83,7 +83,7 @@ class RoundSpool:
         except (InvalidMessageError, RoundMismatchError, FileNotFoundError, IsADirectoryError) as error:
             raise DamagedFileError(
                 f"the server's spool of round {self.context.round} is damaged: a message is missing or is not what came; nothing was "
-                "summed; put the folder back as it was, or go on with a new round"
+                "summed; put the folder back as it was, end the round with the version of privfed that began it, or go on with a new round"
             ) from error
 
     def received(self, kind: Kind) -> tuple[str, ...]:

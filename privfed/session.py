@@ -203,8 +203,9 @@ class ClientSession:
                 raise InvalidMessageError
         except PrivFedError as error:
             raise DamagedFileError(
-                f"the stored upload of {self.name!r} for round {context.round} is not what was written; nothing was sent; put it back, or "
-                "leave this client out of the round: its model and its ledger are not concerned"
+                f"the stored upload of {self.name!r} for round {context.round} is not what was written; nothing was sent; put it back, "
+                "end the round with the version of privfed that wrote it, or leave this client out of the round: its model and its ledger "
+                "are not concerned"
             ) from error
 
     def approve(self, context: RoundContext, digest: bytes) -> bytes:
@@ -257,17 +258,18 @@ class ClientSession:
         return None
 
     def check_heads(self, context: RoundContext, heads: SignedHeads) -> None:
-        """Refuses an aggregate that says of this client's ledger what it never said, or what its ledger does not hold any more.
+        """Refuses an aggregate that says of ledgers what was never said, or of this client's what its ledger does not hold any more.
+
+        With statements other than those that the participants signed, their countersignatures would be nobody's, and none recorded.
 
         Raises:
-            TamperedAggregateError: If the statement is not the one that was sent.
+            TamperedAggregateError: If this client's statement is not the one that it sent, or the statements are not those that it
+                countersigned.
             InvalidMessageError, LedgerError: As `countersign.check_stated`.
         """
-        statement = heads.statements.get(self.name)
-        if statement is not None:
-            name = outbox_name(context)
-            sent = upload_statement(self._outbox.get(name), context) if self._outbox.has(name) else None
-            self._heads.check(context, statement, sent=sent)
+        name = outbox_name(context)
+        sent = upload_statement(self._outbox.get(name), context) if self._outbox.has(name) else None
+        self._heads.check(context, heads, sent=sent)
 
     def abort(self, context: RoundContext) -> bytes:
         """The message that tells the server that this client did not open the aggregate, and not why."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from privfed.agreement import RoundContext
 from privfed.client import Trainer
-from privfed.dp.countersign import HeadMemory, HeadStatement, read_statement
+from privfed.dp.countersign import HeadMemory, HeadStatement, has_countersigned, read_statement
 from privfed.errors import InvalidMessageError, LedgerError, OpeningRefusedError, TamperedAggregateError
 from privfed.identity import Identity
 from privfed.wire import MAX_STATEMENT_BYTES
@@ -61,18 +61,26 @@ class LedgerHeads:
                 raise OpeningRefusedError(f"{name!r} stated no valid head of its ledger; nothing was approved; leave it out") from error
         return self.memory.countersign(stated, signer=self._identity)
 
-    def check(self, context: RoundContext, statement: bytes, *, sent: bytes | None) -> None:
-        """Refuses a statement that says of this client's ledger what it never said, or what its ledger does not hold any more.
+    def check(self, context: RoundContext, heads: SignedHeads, *, sent: bytes | None) -> None:
+        """Refuses heads other than those that this client countersigned, stated, and whose rows its ledger still holds.
+
+        With statements other than those that the participants signed, their countersignatures would be nobody's, and none recorded.
 
         Args:
             context: Agreement, round and attempt.
-            statement: Out of an aggregate.
+            heads: Out of an aggregate.
             sent: The statement in the client's upload; None if it has none stored.
 
         Raises:
-            TamperedAggregateError: If the statement is not the one that was sent.
+            TamperedAggregateError: If the client countersigned other statements, or sent another one.
             InvalidMessageError, LedgerError: As `countersign.check_stated`.
         """
+        own = heads.countersignatures.get(self._identity.name)
+        if own is not None and not has_countersigned(self._identity.public, own, shown=heads.statements, context=context.digest):
+            raise TamperedAggregateError
+        statement = heads.statements.get(self._identity.name)
+        if statement is None:
+            return
         if sent is not None and sent != statement:
             raise TamperedAggregateError
         self._trainer.check_head(statement, owner=self._identity.public, context=context.digest)

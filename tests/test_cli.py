@@ -484,7 +484,7 @@ def test_ledger_show_sums_up_each_session_for_people_and_counts_rounds_from_1(le
 def test_ledger_show_all_gives_every_charge_and_every_other_row(ledger: Path) -> None:
     with Ledger.reopen(ledger) as opened:
         opened.reserve(STEPS, session=b"session", round=2, attempt=1)
-        opened.record_countersignatures(rows=1, context=bytes(32), statement=b"", hashes=(), signatures={"peer": bytes(64)})
+        opened.record_countersignatures(rows=1, context=bytes(32), start=0, signature=b"", hashes=(), signatures={"peer": bytes(64)})
     shown = " ".join(here("ledger", "show", str(ledger), "--all").stdout.split())
     for text in (
         "opened",

@@ -9,7 +9,7 @@ import torch
 from privfed.aggregation.rules import FedAvg
 from privfed.agreement import Agreement, RoundContext
 from privfed.client import Client, Trainer
-from privfed.dp.countersign import read_statement, state_head
+from privfed.dp.countersign import countersigned, hashes_of, read_statement, state_head
 from privfed.dp.ledger import Ledger
 from privfed.dp.mechanism import Budget
 from privfed.dp.silo import SiloNoise
@@ -533,6 +533,21 @@ def test_a_statement_that_this_client_never_made_is_refused_before_the_model_cha
         for other in (b"", own[:-1], own + b"x", bytes(len(own))):
             with pytest.raises(TamperedAggregateError):
                 session.check_heads(bank.round(), SignedHeads(statements={"bank_a": other}, countersignatures={}))
+
+
+def test_heads_that_this_client_did_not_countersign_are_refused_before_the_model_changes(bank: Bank) -> None:
+    """Else a server that changes the head of another owner for it keeps it from recording who countersigned its own."""
+    with bank.ledger() as ledger:
+        session, context = bank.session(ledger), bank.round()
+        own = upload_statement(session.upload(context), context)
+        statements = {"bank_a": own, "bank_b": b"as it was announced"}
+        mine = bank.identities[0].sign(countersigned(context.digest, hashes_of(statements)))
+        session.check_heads(context, SignedHeads(statements=statements, countersignatures={"bank_a": mine, "bank_b": bytes(64)}))
+        for changed in ({"bank_a": own}, statements | {"bank_b": b"another"}, dict(reversed(statements.items())), {}):
+            with pytest.raises(TamperedAggregateError):
+                session.check_heads(context, SignedHeads(statements=changed, countersignatures={"bank_a": mine}))
+        with pytest.raises(TamperedAggregateError):
+            session.check_heads(context, SignedHeads(statements=statements, countersignatures={"bank_a": bytes(64)}))
 
 
 def test_a_key_chain_of_another_session_is_refused_and_not_moved_on(bank: Bank) -> None:

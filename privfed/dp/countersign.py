@@ -27,6 +27,8 @@ _HASH_BYTES: Final = 32
 _SIGNATURE_BYTES: Final = 64
 _NUMBER_BYTES: Final = 8
 _MOST_LINKS: Final = 1_000_000
+# No ledger has so many rows, and what remembers their number takes twice as many.
+_MOST_ROWS: Final = 1 << 62
 _TAG: Final = b"privfed ledger head v2"
 _COUNTERSIGN_TAG: Final = b"privfed ledger heads countersigned v2"
 
@@ -133,15 +135,15 @@ def read_statement(data: bytes, *, owner: Party, population: str, context: bytes
     if not 0 <= links <= _MOST_LINKS or rest:
         raise InvalidMessageError
     owner.verify(_stated(owner.name, population, context, shown), signature)
-    start, start_head, *added = (
-        shown[:_NUMBER_BYTES],
-        *(shown[place : place + _HASH_BYTES] for place in range(_NUMBER_BYTES, len(shown), _HASH_BYTES)),
-    )
+    start = int.from_bytes(shown[:_NUMBER_BYTES], "big")
+    if start + links > _MOST_ROWS:
+        raise InvalidMessageError
+    start_head, *added = (shown[place : place + _HASH_BYTES] for place in range(_NUMBER_BYTES, len(shown), _HASH_BYTES))
     return HeadStatement(
         owner=owner.name,
         population=population,
         context=context,
-        start=int.from_bytes(start, "big"),
+        start=start,
         start_head=start_head,
         links=tuple(added),
         data=data,
@@ -198,6 +200,7 @@ class HeadMemory:
             LedgerTamperedError: If a ledger does not extend what was last seen; nothing was countersigned or remembered.
             LedgerError: If a statement begins after what was last seen; nothing was countersigned or remembered.
         """
+        (context,) = {statement.context for statement in statements}
         with self._table.transaction() as connection:
             for statement in statements:
                 if statement.owner == signer.name:
@@ -207,7 +210,6 @@ class HeadMemory:
                     _check_growth(statement, *found)
                 row = (statement.owner, statement.population, statement.rows, statement.head)
                 connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?)", row)
-        (context,) = {statement.context for statement in statements}
         return signer.sign(countersigned(context, hashes_of({statement.owner: statement.data for statement in statements})))
 
     @staticmethod
@@ -263,7 +265,8 @@ def record(ledger: Ledger, answers: Sequence[tuple[Party, bytes]], *, shown: Map
     """Keeps the peers' countersignatures in the ledger, for auditors, and to know what each peer has seen.
 
     An answer that is not a peer's signature under this head is left out: one peer must not keep the others' from being recorded. What is
-    kept is enough to verify the signatures: the statement, and the hashes of all that were signed with it.
+    kept is enough to verify the signatures: where the statement begins and its signature, for its other bytes follow from the ledger; and
+    the hashes of all that were signed with it.
 
     Args:
         ledger: The owner's.
@@ -285,7 +288,26 @@ def record(ledger: Ledger, answers: Sequence[tuple[Party, bytes]], *, shown: Map
     hashes = hashes_of(shown)
     signatures = {peer.name: signature for peer, signature in answers if _signed(peer, countersigned(context, hashes), signature)}
     if signatures:
-        ledger.record_countersignatures(rows=stated.rows, context=context, statement=statement, hashes=hashes, signatures=signatures)
+        ledger.record_countersignatures(
+            rows=stated.rows,
+            start=stated.start,
+            context=context,
+            signature=statement[-_SIGNATURE_BYTES:],
+            hashes=hashes,
+            signatures=signatures,
+        )
+
+
+def has_countersigned(peer: Party, signature: bytes, *, shown: Mapping[str, bytes], context: bytes) -> bool:
+    """Whether a signature is a peer's under exactly these statements.
+
+    Args:
+        peer: Its pinned identity.
+        signature: What its `HeadMemory.countersign` returned.
+        shown: The statements of all participants in the round, by owner, in their order.
+        context: What they were stated for, 32 bytes.
+    """
+    return _signed(peer, countersigned(context, hashes_of(shown)), signature)
 
 
 def _signed(peer: Party, message: bytes, signature: bytes) -> bool:

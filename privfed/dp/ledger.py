@@ -372,14 +372,15 @@ class Ledger:
         return self._countersigned.get(peer, 0)
 
     def record_countersignatures(
-        self, *, rows: int, context: bytes, statement: bytes, hashes: Sequence[bytes], signatures: Mapping[str, bytes]
+        self, *, rows: int, start: int, context: bytes, signature: bytes, hashes: Sequence[bytes], signatures: Mapping[str, bytes]
     ) -> None:
         """Keeps verified signatures of peers under a head of this ledger; `countersign.record` verifies them.
 
         Args:
             rows: In the head.
+            start: Number of rows from which its owner showed the growth.
             context: What the head was stated for, 32 bytes.
-            statement: As its owner signed it.
+            signature: Its owner's, 64 bytes, under what it stated: all other bytes of that follow from the rows here.
             hashes: What the peers signed: of this statement, and of those of other owners, 32 bytes each.
             signatures: By peer, 64 bytes each.
 
@@ -388,7 +389,7 @@ class Ledger:
             ValueError: If there are no such rows.
         """
         head = self.head_of(rows)
-        by = {name: signature.hex() for name, signature in signatures.items()}
+        by = {name: countersignature.hex() for name, countersignature in signatures.items()}
         with self._mutex:
             self._chain.append(
                 {
@@ -396,7 +397,8 @@ class Ledger:
                     "rows": rows,
                     "head": head.hex(),
                     "context": context.hex(),
-                    "statement": statement.hex(),
+                    "start": start,
+                    "signature": signature.hex(),
                     "statements": [statement_hash.hex() for statement_hash in hashes],
                     "by": by,
                     "time": _now(),

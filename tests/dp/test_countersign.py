@@ -133,7 +133,7 @@ def test_the_same_charge_made_again_after_setting_back_is_another_row(consortium
     rows = len(bank.ledger.rows())
     bank.restore(tmp_path / "copy")
     bank.spend(1)  # the same event at the same place, perhaps in the same second
-    bank.ledger.record_countersignatures(rows=1, context=bytes(32), statement=b"", hashes=(), signatures={})
+    bank.ledger.record_countersignatures(rows=1, context=bytes(32), start=0, signature=b"", hashes=(), signatures={})
     assert len(bank.ledger.rows()) == rows
     with pytest.raises(LedgerTamperedError):
         consortium.ask(consortium.banks["bank_b"], bank, bank.state(2, ("bank_b",)), 2)
@@ -173,7 +173,7 @@ def test_a_statement_that_leaves_out_what_a_peer_saw_is_refused(consortium: Cons
     bank = consortium.banks["bank_a"]
     consortium.hold(0)
     rows = len(bank.ledger.rows())
-    bank.ledger.record_countersignatures(rows=rows, context=bytes(32), statement=b"", hashes=(), signatures={"bank_b": bytes(64)})
+    bank.ledger.record_countersignatures(rows=rows, context=bytes(32), start=0, signature=b"", hashes=(), signatures={"bank_b": bytes(64)})
     with pytest.raises(LedgerError, match=r"is shown from row \d+ on only; nothing was countersigned"):
         consortium.ask(consortium.banks["bank_b"], bank, bank.state(1, ("bank_b",)), 1)
 
@@ -440,19 +440,67 @@ def test_a_countersignature_is_for_one_round(one: tuple[Bank, bytes], consortium
 
 def test_what_a_ledger_keeps_is_enough_to_verify_its_countersignatures(consortium: Consortium) -> None:
     consortium.hold(0)
+    consortium.hold(1)
     bank = consortium.banks["bank_a"]
     bank.ledger.close()
     with sqlite3.connect(bank.folder / "privacy.ledger") as connection:
         kept = [json.loads(row) for (row,) in connection.execute("SELECT body FROM rows ORDER BY number")]
-    (row,) = [row for row in kept if row["kind"] == "countersign"]
-    statement, hashes = bytes.fromhex(row["statement"]), [bytes.fromhex(text) for text in row["statements"]]
-    context = bytes.fromhex(row["context"])
+    row = [row for row in kept if row["kind"] == "countersign"][-1]
+    assert row["start"] > 0
+    hashes, context, start = [bytes.fromhex(text) for text in row["statements"]], bytes.fromhex(row["context"]), row["start"]
+    with Ledger.read(bank.folder / "privacy.ledger") as ledger:
+        links = ledger.links(start)[: row["rows"] - start]
+        statement = start.to_bytes(8, "big") + ledger.head_of(start) + b"".join(links) + bytes.fromhex(row["signature"])
     stated = read_statement(statement, owner=bank.identity.public, population="bank_a", context=context)
     assert (stated.rows, stated.head.hex()) == (row["rows"], row["head"])
     assert hashes_of({"bank_a": statement})[0] in hashes
     assert set(row["by"]) == {"bank_b", "bank_c"}
     for name, signature in row["by"].items():
         consortium.banks[name].identity.public.verify(countersigned(context, hashes), bytes.fromhex(signature))
+
+
+def test_what_a_ledger_keeps_of_a_countersignature_does_not_grow_with_the_rows_that_a_silent_peer_never_saw(consortium: Consortium) -> None:
+    bank, peer = consortium.banks["bank_a"], consortium.banks["bank_b"]
+    shown = list[int]()
+    for number in range(12):
+        bank.spend(number)
+        statement = bank.state(number, ("bank_b", "bank_c"))
+        answers = [(peer.identity.public, consortium.ask(peer, bank, statement, number))]
+        record(bank.ledger, answers, shown={"bank_a": statement}, owner=bank.identity.public, context=context_of(number))
+        shown.append(len(statement))
+    assert shown[-1] > 3 * shown[0]
+    bank.ledger.close()
+    with sqlite3.connect(bank.folder / "privacy.ledger") as connection:
+        kept = [len(row) for (row,) in connection.execute("SELECT body FROM rows ORDER BY number") if '"countersign"' in row]
+    assert len(kept) == 12
+    assert max(kept) - min(kept) <= 2  # digits of a number
+
+
+@pytest.mark.parametrize("start", [2**62, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_statement_of_more_rows_than_a_memory_can_keep_is_not_valid(one: tuple[Bank, bytes], start: int) -> None:
+    bank, statement = one
+    head = b"privfed ledger head v2\0\x06bank_a\0\x06bank_a" + context_of(0)
+    body = start.to_bytes(8, "big") + statement[8:-64]
+    with pytest.raises(InvalidMessageError):
+        read(body + bank.identity.sign(head + body), bank)
+
+
+def test_the_most_rows_of_a_statement_are_remembered(one: tuple[Bank, bytes], consortium: Consortium) -> None:
+    bank, statement = one
+    head = b"privfed ledger head v2\0\x06bank_a\0\x06bank_a" + context_of(0)
+    body = (2**62 - 2).to_bytes(8, "big") + statement[8:-64]
+    ask(bank, consortium.banks["bank_b"], body + bank.identity.sign(head + body))
+    assert consortium.banks["bank_b"].memory.known_rows("bank_a", "bank_a") == 2**62
+
+
+def test_nothing_is_remembered_of_statements_for_different_rounds(consortium: Consortium) -> None:
+    peer = consortium.banks["bank_c"]
+    for name in ("bank_a", "bank_b"):
+        consortium.banks[name].spend(0)
+    stated = [*statements_of(consortium, 0, "bank_a"), *statements_of(consortium, 1, "bank_b")]
+    with pytest.raises(ValueError, match="too many values"):
+        peer.memory.countersign(stated, signer=peer.identity)
+    assert peer.memory.empty
 
 
 def test_one_ledger_that_was_set_back_has_none_remembered(consortium: Consortium, tmp_path: Path) -> None:

@@ -688,7 +688,7 @@ def with_countersignatures(path: Path, rounds: int) -> int:
         for number in range(1, rounds + 1):
             ledger.commit(ledger.reserve(CHEAP, session=SESSION, round=number, attempt=0))
             ledger.record_countersignatures(
-                rows=len(ledger.rows()), context=SESSION, statement=b"", hashes=(), signatures={"bank_b": b"signed"}
+                rows=len(ledger.rows()), context=SESSION, start=0, signature=b"", hashes=(), signatures={"bank_b": b"signed"}
             )
         return len(ledger.rows())
 

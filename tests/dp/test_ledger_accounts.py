@@ -366,7 +366,7 @@ def test_the_dump_names_the_terms_every_row_and_what_is_left(make: Callable[...,
         ledger.commit(reserve(ledger, TRAINING, 3, silo_event=SUM))
         ledger.reserve_next(CHEAP, session=b"\xffbinary")
         ledger.declare_disjoint(ledger.fingerprint(FEATURES), by=officer, reason="another branch")
-        ledger.record_countersignatures(rows=3, context=bytes(32), statement=b"", hashes=(), signatures={"bank_b": bytes(64)})
+        ledger.record_countersignatures(rows=3, context=bytes(32), start=0, signature=b"", hashes=(), signatures={"bank_b": bytes(64)})
         text = ledger.text()
         for words in (
             "population 'bank_a', unit RECORD, relation ADD_OR_REMOVE_ONE, epsilon 2 at delta 1e-05",
