@@ -52,7 +52,7 @@ def test_encryption_changes_no_metric_and_proximal_training_does(outcomes: list[
     for plain, encrypted, proximal in zip(of(outcomes, "FedAvg"), of(outcomes, "FedAvg + HE"), of(outcomes, "FedProx"), strict=True):
         assert encrypted.pr_auc == plain.pr_auc != proximal.pr_auc
         assert encrypted.recall_at_1_percent_fpr == plain.recall_at_1_percent_fpr
-        assert encrypted.bytes_up > 2 * plain.bytes_up > 0
+        assert encrypted.bytes_up > 7 / 4 * plain.bytes_up > 0  # 7 bytes for each number, and 4 in the clear
 
 
 def test_private_runs_spend_their_budget_and_no_more_and_others_promise_nothing(outcomes: list[Outcome]) -> None:
