@@ -40,7 +40,9 @@ _ROUNDING = 1e-6  # how far another machine may be off
 _FILES = (HISTORY, MODEL, INITIAL)
 _AUDIT = "audit.json"
 _STAND_INS = 100
-_PUT_BACK = "put the run's own file back, or make a folder with privfed simulate --out"
+_PUT_BACK = (
+    "put the run's own file back, or make a folder with privfed simulate --out; what another version of privfed wrote, that version reads"
+)
 # What a damaged file, or one of something else, makes of parsing; RuntimeError also where JSON is nested too deeply.
 _NOT_WRITTEN_SO = (
     *(LookupError, TypeError, ValueError, AttributeError, StopIteration, OverflowError, RuntimeError),

@@ -461,7 +461,12 @@ def test_every_variant_of_training_is_read_as_it_was_written(private_run: Path, 
         ),
         ("model.npz", None, "model.npz is missing in {}; nothing was done; put the run's own file back, or make a folder with privfed"),
         ("initial.npz", b"", "initial.npz in {} is damaged or of another run; nothing was done; put the run's own file back"),
-        ("initial.npz", None, "initial.npz is missing in {}; nothing was done; put the run's own file back, or make a folder with privfed"),
+        (
+            "initial.npz",
+            None,
+            "initial.npz is missing in {}; nothing was done; put the run's own file back, or make a folder with privfed simulate --out; "
+            "what another version of privfed wrote, that version reads",
+        ),
         ("history.json", bytes(range(256)), "history.json in {} does not hold what this version of privfed writes; nothing was done; put"),
         ("history.json", b"", "history.json in {} does not hold what this version of privfed writes; nothing was done; put the run's own"),
         ("bank_2.ledger", None, "bank_2.ledger is missing in {}; nothing was done; put the run's own file back, or make a folder"),
