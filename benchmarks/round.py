@@ -499,7 +499,8 @@ def dossier(report: Report, command: str) -> str:
         "in a round, means over the clients.",
         "* Memory is the peak of one process that holds all parties, above what it held before the first round.",
         f"* {UNMENDED.name[2:]}: what a round takes if each training looks anew at every shape of pass, which once is enough for.",
-        "* Compiled sums are for long runs: the first one of a process takes 10 to 30 seconds, which are not counted.",
+        "* Compiled sums are for long runs: the first one of a process takes 10 to 30 seconds, which are not counted. Plain training "
+        "is not compiled, here or elsewhere in privfed.",
         "",
         f"Versions: {versions_of('privfed', 'torch', 'opacus', 'tenseal', 'numpy')}.",
         "",
